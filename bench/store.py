@@ -18,6 +18,7 @@ from pathlib import Path
 
 from msgspec import structs
 
+from paddock.kit.encryption import DataCipher, create_key
 from paddock.resources.kinds.sandbox import Sandbox, SandboxSpec
 from paddock.resources.kinds.template import TemplateRef
 from paddock.resources.meta import ObjectMeta
@@ -101,7 +102,8 @@ async def main() -> None:
         plain = transactions(home / "plain.db", count)
         report.spread("sqlite_transaction", plain)
         report.figure("sqlite_per_second", len(plain) / sum(plain), f"one run of {count:,}")
-        async with await SqliteStore.open(home / "store.db") as store:
+        cipher = DataCipher([create_key()])  # as in an installation
+        async with await SqliteStore.open(home / "store.db", cipher=cipher) as store:
             before = await version(store)
             alone, failed, rate = await writes(report, store, 1, seconds)
             # Each writer creates its object before it updates it.
@@ -115,7 +117,7 @@ async def main() -> None:
             report.spread(f"cas_{WRITERS}_writers", many, failed=failed)
             report.figure(f"cas_{WRITERS}_writers_per_second", rate, how)
         began = time.perf_counter()
-        async with await SqliteStore.open(home / "store.db"):
+        async with await SqliteStore.open(home / "store.db", cipher=cipher):
             report.figure("open_again_ms", (time.perf_counter() - began) * 1e3)
     for ours in ("cas_alone", f"cas_{WRITERS}_writers"):
         report.against(ours, ("fdatasync", "sqlite_transaction"))

@@ -68,7 +68,7 @@ own_temp() {
 
 # Install what sandboxes on this machine need: a C compiler for init, nftables, btrfs, debootstrap, CRIU.
 install_runtime() {
-  apt_install gcc libc6-dev iproute2 nftables btrfs-progs debootstrap ca-certificates
+  apt_install gcc libc6-dev iproute2 nftables btrfs-progs debootstrap ca-certificates zstd
   # Discard the path on stdout: the output of `up -o json` must be one line of JSON.
   "$ROOT/scripts/build-criu" >/dev/null || say "no working CRIU: sandboxes can be frozen, but not hibernated or forked"
 }

@@ -39,6 +39,7 @@ def lifecycle() -> str:
         if target is not Phase.TERMINATING:
             lines.append(f"| {source} | {trigger.value} | {target} |")
     lines += [f"| any | {_deleted()} | Terminating |", ""]
+    lines += ["[pauses.md](pauses.md) describes pauses that fail, and what cannot be stored.", ""]
     return "\n".join(lines)
 
 

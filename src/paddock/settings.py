@@ -78,6 +78,9 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     their connections carry requests of many clients. 0: no limit."""
     first_byte_seconds: Annotated[float, Meta(gt=0)] = 15.0
     """Number of seconds after which a new connection that has sent nothing is closed."""
+    pause_grace_seconds: Annotated[float, Meta(ge=0)] = 1.0
+    """A request that is younger than this, when the gateway learns that its sandbox is paused, is
+    held until the sandbox runs again. Older ones are answered with 502. In seconds."""
     wake_timeout_seconds: float = 60.0
     """Number of seconds that a request waits for a paused sandbox to resume."""
     tls_certificate: str = ""
@@ -145,25 +148,67 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Bearer token of the declarative API. If empty, it is generated at first start and kept in the
     state directory."""
     api_key: str = ""
-    """The first API key on a cluster. It belongs to an administrator."""
+    """The first API key on a cluster. It belongs to an operator."""
     wrong_keys_per_address: Annotated[int, Meta(ge=0)] = 20
     """Number of wrong API keys or bearer tokens that one client address (IPv6: one /64 network) can
     send at once. Further ones are refused with 429 and checked at intervals. 0: no limit."""
     wrong_key_seconds: Annotated[float, Meta(gt=0)] = 3.0
     """Number of seconds after which one more key of such an address is checked."""
+    calls_per_second_per_key: Annotated[float, Meta(ge=0)] = 1000.0
+    """Number of calls of E2B's API per second that one API key can make, in each API process; ten
+    times as many at once. Further ones are refused with 429. 0: no limit."""
+    calls_per_second_per_address: Annotated[float, Meta(ge=0)] = 2000.0
+    """The same for one client address (IPv6: one /64 network). 0: no limit."""
     seed: str = ""
     """Secret from which the tokens of sandboxes are derived. If empty, it is generated at first
     start and kept."""
+
+    keyring_file: str = ""
+    """File with the secrets of the installation: seed, bearer token, first API key and the keys
+    that encrypt the store. If empty, `secrets.json` in the state directory. Not used on a
+    cluster."""
 
     host_paths: str = ""
     """Directories of this machine that templates can mount with `hostPath`, together with those
     below them, separated by commas. Files that sandboxes create there belong to user ids from
     1073676288, never to root. Only for the runtime `local`. If empty, none."""
 
+    clone_hook_seconds: Annotated[float, Meta(ge=0, le=300)] = 10.0
+    """How long the programs of a sandbox that run in each new clone of it
+    (`/etc/paddock/clone.d`) can take together, in seconds. 0: they are not run."""
+    heavy_work: Annotated[int, Meta(ge=0)] = 0
+    """Maximum number of operations that this machine runs at once of those that store or restore
+    memory: hibernating, resuming a hibernated sandbox, snapshots, forks and sandboxes from a
+    snapshot. Others wait, and teams take turns. A team with operations at work leaves as many
+    others free for other teams. Only for the runtime `local`. 0: four per CPU, at least 8."""
+    heavy_work_per_team: Annotated[int, Meta(ge=0)] = 0
+    """Maximum number of these operations of one team at once. 0: one per CPU, at least 2."""
+
+    sandbox_ingress_bandwidth: str = "500M"
+    """Network traffic to one sandbox at most, in bits per second. Templates can set less. Only for
+    the runtime `local`, as the settings of disk I/O. 0: no limit."""
+    sandbox_egress_bandwidth: str = "500M"
+    """Network traffic of one sandbox at most, in bits per second. 0: no limit."""
+    sandbox_io_read_bandwidth: str = "400Mi"
+    """What one sandbox reads from each disk at most, in bytes per second. 0: no limit."""
+    sandbox_io_write_bandwidth: str = "400Mi"
+    """What one sandbox writes to each disk at most, in bytes per second. With cgroup v1 only writes
+    of direct I/O are limited. 0: no limit."""
+    sandbox_io_read_iops: Annotated[int, Meta(ge=0)] = 20_000
+    """Read operations of one sandbox on each disk at most, per second. 0: no limit."""
+    sandbox_io_write_iops: Annotated[int, Meta(ge=0)] = 20_000
+    """Write operations of one sandbox on each disk at most, per second. With cgroup v1 only those
+    of direct I/O are limited. 0: no limit."""
+
     pool_size: int = 4
     """Number of warm sandboxes of the default template."""
     default_image: str = "base"
     """Image of the default template: the name of an image, or `host`."""
+    disk_reserve_bytes: Annotated[int, Meta(ge=256 << 20)] | None = None
+    """Space that is kept free on the disk of `state_dir`, in bytes, for the store and for running
+    sandboxes. Below it, new sandboxes, snapshots, hibernations and images are refused. If unset, 5
+    % of the disk: at least 2 GiB and at most 8 GiB, but no more than a fifth of the disk. The
+    minimum is 256 MiB."""
     image_max_bytes: Annotated[int, Meta(ge=1)] = 64 << 30
     """Maximum size of an imported image when it is unpacked, in bytes."""
     image_max_entries: Annotated[int, Meta(ge=1)] = 2_000_000
@@ -173,6 +218,18 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     image_max_ratio: Annotated[int, Meta(ge=1)] = 200
     """Maximum number of unpacked bytes per byte of an imported archive. Images of up to 256 MiB are
     not limited."""
+    registry_mirrors: str = ""
+    """Mirrors of registries, which are tried first: `host=URL`, separated by commas, such as
+    `docker.io=https://mirror.example`. Several mirrors of a host are tried in their order."""
+    registry_plain_hosts: str = ""
+    """Registries that are reached by HTTP without TLS, `host` or `host:port`, separated by commas.
+    Those on loopback addresses always are."""
+    registry_private_hosts: str = ""
+    """Hosts with private addresses that a registry can redirect to, or name as its token server,
+    separated by commas. A registry that the operator names can have a private address itself."""
+    registry_config: str = ""
+    """File with credentials of registries, in the format of Docker's `config.json`. If empty,
+    `.docker/config.json` in the home directory of the user who pulls."""
     max_timeout_seconds: int = 30 * 24 * 3600
     """Maximum timeout that a client can request, in seconds. If it is less than the default (30
     days), clients cannot create sandboxes without a timeout (`never-timeout`) either."""
@@ -235,6 +292,24 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     log_json: bool = False
     """Write the log as JSON lines instead of text."""
 
+    audit_log: Literal["file", "stdout", "off"] = "file"
+    """Where the audit log goes: `file` (in `audit_dir`), `stdout` (of the control plane or of each
+    replica of the API; other logs go to standard error) or `off`."""
+    audit_dir: str = ""
+    """Directory of the audit log. If empty, `audit` in the state directory."""
+    audit_max_bytes: Annotated[int, Meta(ge=4096)] = 64 << 20
+    """Size at which a file of the audit log is rotated, in bytes."""
+    audit_files: Annotated[int, Meta(ge=1)] = 8
+    """Number of files of the audit log that are kept, including the current one."""
+    audit_required: bool = False
+    """Refuse calls that change something, with 503, while the audit log cannot be written. If
+    false, they are served, and the lost lines are counted and reported."""
+
+    @property
+    def audit_directory(self) -> str:
+        """Directory of the audit log."""
+        return self.audit_dir or str(self.state / "audit")
+
     @property
     def state(self) -> Path:
         """State directory as a path."""
@@ -244,6 +319,11 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     def run(self) -> Path:
         """Run directory as a path."""
         return Path(self.run_dir)
+
+    @property
+    def keyring(self) -> Path:
+        """Path of the file with the secrets of the installation."""
+        return Path(self.keyring_file) if self.keyring_file else self.state / "secrets.json"
 
     @property
     def gateway_count(self) -> int:

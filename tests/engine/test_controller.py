@@ -282,3 +282,27 @@ async def test_a_deleted_object_is_mapped_to_its_own_key() -> None:
 def test_a_controller_without_workers_is_rejected() -> None:
     with pytest.raises(ValueError, match="at least one worker"):
         Controller("none", Diary(), workers=0)
+
+
+async def test_slow_keys_of_one_group_leave_workers_for_others() -> None:
+    started: list[str] = []
+
+    async def reconcile(key: str) -> Done:
+        started.append(key)
+        await asyncio.sleep(100 if key.startswith("slow") else 0)
+        return Done()
+
+    controller = Controller(
+        "test", reconcile, workers=4, group_of=lambda key: key.partition("-")[0]
+    )
+    async with background(controller.run(), name="controller"):
+        for number in range(10):
+            controller.queue.add(f"slow-{number}")
+        await asyncio.sleep(1)
+        assert started == ["slow-0", "slow-1"]
+        controller.queue.add("quick-1")
+        await asyncio.sleep(0.01)
+        assert started[2:] == ["quick-1"]
+        # Extra workers replace those of slow keys, so that these do not block their group.
+        await asyncio.sleep(60)
+        assert len([key for key in started if key.startswith("slow")]) == 10

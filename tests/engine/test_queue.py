@@ -234,3 +234,86 @@ async def test_no_key_is_processed_twice_at_once_and_no_addition_is_lost(
         task.cancel()
     results = await asyncio.gather(*tasks, return_exceptions=True)
     assert all(isinstance(result, asyncio.CancelledError) for result in results), results
+
+
+# ---- groups -----------------------------------------------------------------------------------
+
+
+def grouped(slots: int | None = None) -> WorkQueue[str]:
+    """Return a queue in which the first letter of a key is its group."""
+    return WorkQueue("test", group_of=lambda key: key[0], slots=slots)
+
+
+async def test_groups_take_turns() -> None:
+    queue = grouped()
+    for key in ("a1", "a2", "a3", "b1", "b2"):
+        queue.add(key)
+    assert [await queue.get() for _ in range(5)] == ["a1", "b1", "a2", "b2", "a3"]
+
+
+async def test_a_group_leaves_slots_for_others() -> None:
+    queue = grouped(slots=8)
+    for number in range(20):
+        queue.add(f"a{number}")
+    got = [await asyncio.wait_for(queue.get(), 1) for _ in range(4)]
+    waiting = asyncio.create_task(queue.get())
+    await asyncio.sleep(1)
+    assert not waiting.done()
+    queue.add("b1")
+    assert await waiting == "b1"
+    # A key that is done lets the next one of its group in.
+    queue.done(got[0])
+    assert await asyncio.wait_for(queue.get(), 1) == "a4"
+
+
+async def test_a_key_without_its_slot_lets_the_next_one_in() -> None:
+    queue = grouped(slots=2)
+    for key in ("a1", "a2", "a3"):
+        queue.add(key)
+    assert await queue.get() == "a1"
+    waiting = asyncio.create_task(queue.get())
+    await asyncio.sleep(1)
+    assert not waiting.done()
+    queue.release_slot("a1")
+    assert await waiting == "a2"
+    queue.done("a1")
+    assert queue._running == {"a": 1}
+    queue.done("a2")
+    assert await queue.get() == "a3"
+    queue.done("a3")
+    assert queue.is_idle
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    keys=st.lists(st.sampled_from([f"{g}{n}" for g in "abc" for n in range(6)]), max_size=60),
+    slots=st.integers(1, 8),
+    workers=st.integers(1, 8),
+)
+def test_every_key_is_processed_whatever_the_slots(
+    keys: list[str], slots: int, workers: int
+) -> None:
+    async def run() -> None:
+        queue, left = grouped(slots), set(keys)
+
+        async def work() -> None:
+            while True:
+                key = await queue.get()
+                assert len(queue._taken) <= slots
+                await asyncio.sleep(0)
+                left.discard(key)
+                queue.done(key)
+
+        tasks = [asyncio.create_task(work()) for _ in range(workers)]
+        for key in keys:
+            queue.add(key)
+        async with asyncio.timeout(5):
+            while left or not queue.is_idle:
+                await asyncio.sleep(0)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        assert not queue._taken
+        assert not queue._running
+
+    asyncio.run(run())

@@ -98,6 +98,7 @@ async def test_ten_thousand_sandboxes_churn_at_constant_memory_and_latency(
             ids += [item.spec.claim.sandbox_id for item in made if item.spec.claim]
         churn = Churn(world, ids)
         await churn.run(seconds / WINDOWS)  # Warm-up: caches are full.
+        tasks = len(asyncio.all_tasks())
         memory: list[float] = []
         mean: list[float] = []
         for _ in range(WINDOWS):
@@ -112,5 +113,5 @@ async def test_ten_thousand_sandboxes_churn_at_constant_memory_and_latency(
         # Compare halves, since the machine has other load in between.
         first, last = mean[: WINDOWS // 2], mean[WINDOWS // 2 :]
         assert min(last) < 2 * max(first), figures
-        names = asyncio.all_tasks()
-        assert len(names) < 200, f"{len(names)} tasks are left"
+        # A few more or less are at work at any moment.
+        assert len(asyncio.all_tasks()) <= tasks + 20

@@ -26,8 +26,18 @@ HEREDOC = re.compile(r"<<'?(\w+)'?(.*?)\n.*?^\1$", re.MULTILINE | re.DOTALL)
 ENDS = set("();<>|&\n")
 OTHER_COMMANDS = {"helm", "kubectl"}
 """Commands whose arguments may be the word `paddock`."""
-OF_OTHERS = {"URL", "CACHE", "VENV", "SHARD", "REPLICAS", "BATCH", "COMPLETE", "TEST_SEED"}
-"""Variables that are not settings: of the command, of scripts, of tasks."""
+OF_OTHERS = {
+    "URL",
+    "CACHE",
+    "VENV",
+    "SHARD",
+    "REPLICAS",
+    "BATCH",
+    "COMPLETE",
+    "TEST_SEED",
+    "GENERATION",
+}
+"""Variables that are not settings: of the command, of scripts, of tasks, of clone hooks."""
 
 
 def anchors(text: str) -> set[str]:

@@ -24,6 +24,7 @@ REFUSED = [
     (KUBERNETES, {"pauseStrategy": "Hibernate"}, "pauseStrategy", "use Freeze"),
     (KUBERNETES, {"pauseStrategy": "Stop"}, "pauseStrategy", "volumeClaimTemplates"),
     (KUBERNETES, {"network": DOMAIN}, "network.allowOut[1]", "CIDRs"),
+    (KUBERNETES, {"resources": {"ioReadIops": 5}}, "resources.ioReadIops", "podTemplate"),
 ]
 
 

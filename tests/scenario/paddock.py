@@ -9,6 +9,7 @@ import httpx
 import pytest
 
 from paddock.adapters.runtime_agent import RuntimeAgent
+from paddock.api.audit.log import AuditLog
 from paddock.app.roles.control_plane import ControlPlane
 from paddock.app.wiring import default_resources
 from paddock.app.wiring.secrets import Secrets
@@ -76,6 +77,7 @@ async def paddock(
     store: Store | None = None,
     runtime: SimulatedRuntime | None = None,
     clock: Clock | None = None,
+    audit: AuditLog | None = None,
     **settings,
 ) -> AsyncGenerator[World]:
     """Run a control plane for the duration of a test."""
@@ -87,6 +89,7 @@ async def paddock(
         store=store or MemoryStore(clock=clock),
         runtime=runtime,
         clock=clock,
+        audit=audit,
     )
     async with contextlib.AsyncExitStack() as stack:
         await stack.enter_async_context(plane.provider.run())

@@ -54,7 +54,7 @@ async def test_a_snapshot_is_visible_to_its_team_only() -> None:
 
 async def test_an_administrators_names_resolve_in_the_own_team_first() -> None:
     async with paddock() as world:
-        admin, other = Caller("default", role=Role.ADMIN), Caller("others")
+        admin, other = Caller("default", role=Role.OPERATOR), Caller("others")
         mine = await world.manager.snapshots.create(
             admin, id_of(await a_sandbox(world)), name="Same"
         )
@@ -87,7 +87,7 @@ async def test_an_unknown_tag_is_not_found() -> None:
                 await world.manager.templates.delete(CALLER, reference)
         for reference in ("tool", "TOOL:default", "default/tool", "saved:v1"):
             await world.manager.claims.create(CALLER, NewSandbox(template=reference))
-        admin = Caller("default", role=Role.ADMIN)
+        admin = Caller("default", role=Role.OPERATOR)
         await world.manager.templates.delete(admin, "default/tool:default")
         await world.until(lambda: world.provider.get(SandboxTemplate, tool.key) is None)
 

@@ -247,19 +247,22 @@ async def test_a_resume_whose_write_failed_does_not_use_up_the_quota() -> None:
         await world.within_quota(lambda: made(world))
 
 
-async def test_a_member_cannot_revoke_an_administrators_key_nor_leave_its_own_quota() -> None:
+async def test_an_admin_cannot_revoke_an_operators_key_nor_leave_its_own_quota() -> None:
     async with paddock() as world:
         quota = Quota((QuotaLimit(Dimension.COUNT, QuotaScope.ALL, 1),))
-        _, member = await world.plane.keyring.create(name="one", quota=quota)
-        headers = {"X-API-Key": member}
+        admin, plain = await world.plane.keyring.create(name="one", role=Role.ADMIN, quota=quota)
+        headers = {"X-API-Key": plain}
         keys = (await world.http.get("/api-keys")).json()
-        admin = next(key["id"] for key in keys if key["role"] == "admin")
-        refused = await world.http.delete(f"/api-keys/{admin}", headers=headers)
+        operator = next(key["id"] for key in keys if key["role"] == "operator")
+        refused = await world.http.delete(f"/api-keys/{operator}", headers=headers)
+        assert refused.status_code == 403
+        raised = {"quota": {"limits": []}}
+        refused = await world.http.patch(f"/api-keys/{admin.id}", json=raised, headers=headers)
         assert refused.status_code == 403
         minted = await world.http.post("/api-keys", json={"name": "two"}, headers=headers)
         assert minted.status_code == 403
         assert "a key with a quota cannot create keys" in minted.json()["message"]
-        _, free = await world.plane.keyring.create(name="free")
+        _, free = await world.plane.keyring.create(name="free", role=Role.ADMIN)
         minted = await world.http.post(
             "/api-keys", json={"name": "three"}, headers={"X-API-Key": free}
         )
@@ -316,13 +319,15 @@ async def test_no_sandbox_outlives_the_maximum_timeout_of_the_installation() -> 
         assert (await world.http.post(path, json={"duration": 60})).status_code == 204
 
 
-async def test_only_an_administrator_changes_shared_templates() -> None:
+async def test_only_an_operator_changes_shared_templates() -> None:
     async with paddock() as world:
-        _, member = await world.plane.keyring.create(name="one", team="default")
-        headers = {"X-API-Key": member}
-        hidden = await world.http.patch("/templates/base", json={"public": False}, headers=headers)
-        deleted = await world.http.delete("/templates/base", headers=headers)
-        assert (hidden.status_code, deleted.status_code) == (403, 403)
+        change = {"public": False}
+        for role in (Role.MEMBER, Role.ADMIN):
+            _, plain = await world.plane.keyring.create(name="one", team="default", role=role)
+            headers = {"X-API-Key": plain}
+            hidden = await world.http.patch("/templates/base", json=change, headers=headers)
+            deleted = await world.http.delete("/templates/base", headers=headers)
+            assert (hidden.status_code, deleted.status_code) == (403, 403)
         hidden = await world.http.patch("/templates/base", json={"public": False})
         assert hidden.status_code == 200
 
@@ -354,7 +359,7 @@ async def test_a_keys_last_use_is_reported_before_it_is_written() -> None:
             await asyncio.sleep(seconds)
             keyring.authenticate(plain)
             await keyring.flush_last_used()
-            assert told() == keyring._clock.now()
+            assert told() == keyring.clock.now()
 
 
 async def test_an_unavailable_store_stops_no_background_work() -> None:

@@ -56,5 +56,6 @@ def results_of(command: list[object], environment: dict[str, str]) -> dict[str, 
         check=False,
     )
     lines = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
-    assert done.returncode == 0, done.stderr[-3000:]
+    output = done.stdout[-3000:] + done.stderr[-3000:]
+    assert done.returncode == 0, f"exit status {done.returncode}: {output}"
     return {line["check"]: line for line in lines}

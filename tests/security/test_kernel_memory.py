@@ -10,97 +10,13 @@ from paddock.runtime.port import Instance, Limits
 from tests.runtime.local.inside import begin, run
 from tests.runtime.local.isolation.test_escape_floods import group_of
 from tests.runtime.local.nodes import TestNode, eventually
+from tests.security.battery import kernel_memory
+from tests.security.battery.kernel_memory import PRELUDE, WATCHED
 
 pytestmark = [pytest.mark.sandbox, pytest.mark.timeout(180)]
 
 MEMORY = 256 << 20
 ALLOWED = uncharged.allowance(MEMORY)
-PRELUDE = """
-import ctypes, errno, fcntl, os, resource, signal, socket, struct, time
-libc = ctypes.CDLL(None, use_errno=True)
-most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
-kept = []
-def in_processes(count, work):
-    for number in range(count):
-        if os.fork() == 0:
-            try:
-                work(number)
-            except OSError as problem:
-                print(number, problem, flush=True)
-            time.sleep(300)
-    time.sleep(300)
-"""
-ATTACKS = {
-    "unread messages of netlink sockets": """
-def work(number):
-    request = struct.pack("IHHII", 32, 18, 0x301, 1, 0) + bytes(16)
-    for _ in range(1500):
-        one = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, 0)
-        one.send(request)
-        one.recv(65536)  # the kernel allocates as much for the next message
-        one.setblocking(False)
-        try:
-            while True:
-                one.recv(65536)
-        except BlockingIOError:
-            pass
-        one.send(request)
-        kept.append(one)
-in_processes(2, work)
-""",
-    "unsent data of UDP sockets": """
-def work(number):
-    for _ in range(1000):
-        one = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
-        one.connect(("127.0.0.1", 9))
-        one.setsockopt(socket.IPPROTO_UDP, 1, 1)  # UDP_CORK
-        one.send(bytes(60000))
-        kept.append(one)
-in_processes(2, work)
-""",
-    "file locks": """
-def work(number):
-    for name in range(70):
-        fd = os.open(f"/tmp/locked-{number}-{name}", os.O_RDWR | os.O_CREAT)
-        for at in range(1000):
-            fcntl.lockf(fd, fcntl.LOCK_EX, 1, 2 * at)
-in_processes(2, work)
-""",
-    "file locks of open files": """
-def work(number):
-    for name in range(70):
-        fd = os.open(f"/tmp/locked-{number}-{name}", os.O_RDWR | os.O_CREAT)
-        for at in range(1000):
-            fcntl.fcntl(fd, 37, struct.pack("hhqqi4x", 1, 0, 2 * at, 1, 0))  # F_OFD_SETLK
-in_processes(2, work)
-""",
-    "seccomp filters": """
-load, allow = struct.pack("HBBI", 0x20, 0, 0, 0), struct.pack("HBBI", 0x06, 0, 0, 0x7FFF0000)
-def work(number):
-    libc.prctl(38, 1, 0, 0, 0)  # no new privileges
-    program = ctypes.create_string_buffer(load * 4089 + allow)
-    head = ctypes.create_string_buffer(struct.pack("HxxxxxxP", 4090, ctypes.addressof(program)))
-    while libc.prctl(22, 2, head, 0, 0) == 0:
-        pass
-in_processes(150, work)
-""",
-    "open descriptors": """
-def work(number):
-    while libc.timerfd_create(1, 0) >= 0:
-        pass
-in_processes(6, work)
-""",
-    "pending signals": """
-def work(number):
-    os.setuid(2000 + number)
-    signal.pthread_sigmask(signal.SIG_BLOCK, {40})
-    info = ctypes.create_string_buffer(struct.pack("iii", 40, 0, -1) + bytes(128))
-    for _ in range(9000):
-        libc.syscall(129, os.getpid(), 40, info)
-in_processes(2, work)
-""",
-}
 
 
 async def attack(instance: Instance, program: str) -> None:
@@ -114,14 +30,15 @@ async def has_failed(node: TestNode, uid: str) -> str | None:
     return found.reason if found.state == "failed" else None
 
 
-@pytest.mark.parametrize("name", ATTACKS)
+@pytest.mark.parametrize("name", WATCHED)
 async def test_a_sandbox_that_takes_uncounted_kernel_memory_is_ended(node, box, name):
     instance, neighbour = await box(limits=Limits(memory_bytes=MEMORY)), await box()
 
-    await attack(instance, ATTACKS[name])
+    expected, program = WATCHED[name]
+    await attack(instance, program)
     reason = await eventually(lambda: has_failed(node, instance.uid), seconds=60)
 
-    assert name.removesuffix(" of open files") in reason
+    assert expected in reason
     assert (await run(neighbour, "echo fine")).out == "fine\n"
 
 
@@ -150,6 +67,16 @@ async def test_what_cannot_be_counted_is_refused(box, name):
     program = f"{PRELUDE}\n{call}\nprint(errno.errorcode[ctypes.get_errno()])"
     code = base64.b64encode(program.encode()).decode()
     assert (await run(instance, f"echo {code} | base64 -d | python3 -")).out == f"{expected}\n"
+
+
+@pytest.mark.parametrize("name", kernel_memory.REFUSED)
+async def test_memory_that_is_charged_to_nobody_is_refused(attacker, name):
+    expected, program = kernel_memory.REFUSED[name]
+    indented = "\n".join(f"    {line}" for line in program.splitlines())
+    caught = "except OSError as problem:\n    print(errno.errorcode[problem.errno])"
+    code = base64.b64encode(f"{PRELUDE}\ntry:\n{indented}\n{caught}".encode()).decode()
+    outcome = await run(attacker, f"echo {code} | base64 -d | python3 -")
+    assert outcome.out == f"{expected}\n", outcome
 
 
 UNREAD = {

@@ -96,7 +96,9 @@ class EnvdTasks:
     ) -> AsyncGenerator[tuple[aiohttp.ClientSession, str]]:
         if not (address := sandbox.status.address.envd):
             raise UnavailableError(f"sandbox {sandbox.key} has no address")
-        headers = {"X-Access-Token": self._seed.access_token(sandbox_id)}
+        claim = sandbox.spec.claim
+        known = claim.access_token_hash if claim is not None else ""
+        headers = {"X-Access-Token": self._seed.access_token(sandbox_id, known)}
         try:
             async with open_session(address, headers=headers, timeout=timeout) as opened:
                 yield opened

@@ -9,6 +9,7 @@ from paddock.kit.errors import (
     AlreadyExistsError,
     ConflictError,
     DeadlineExceededError,
+    DiskFullError,
     ForbiddenError,
     GoneError,
     InvalidError,
@@ -19,6 +20,7 @@ from paddock.kit.errors import (
     TooLargeError,
     UnauthenticatedError,
     UnavailableError,
+    UnstorableError,
     UnsupportedError,
 )
 
@@ -30,11 +32,13 @@ STATUS: Mapping[type[PaddockError], int] = {
     NotFoundError: 404,
     AlreadyExistsError: 409,
     ConflictError: 409,
+    UnstorableError: 409,
     GoneError: 410,
     QuotaExceededError: 429,
     RateLimitedError: 429,
     UnsupportedError: 501,
     UnavailableError: 503,
+    DiskFullError: 507,
     DeadlineExceededError: 504,
     PaddockError: 500,
 }

@@ -9,6 +9,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from paddock.api.audit.notes import notes_of
 from paddock.api.errors import retry_after, status_of
 from paddock.kit import bearer
 from paddock.kit.errors import NotFoundError, PaddockError, UnauthenticatedError
@@ -103,9 +104,10 @@ def create_app(
     )
 
 
-async def _on_error(_request: Request, error: Exception) -> Response:
+async def _on_error(request: Request, error: Exception) -> Response:
     if not isinstance(error, PaddockError):
         raise TypeError("not a PaddockError") from error
+    notes_of(request.scope).fail(error)
     problem = ErrorPayload(type(error).__name__, error.message, retry_after(error))
     return Response(msgspec.json.encode(problem), status_of(error), media_type="application/json")
 

@@ -18,6 +18,7 @@ from typing import TypeVar
 from msgspec import Struct
 from starlette.requests import HTTPConnection
 
+from paddock.api.call_limits import CallLimits
 from paddock.kit.addresses import client_network
 from paddock.kit.clock import Clock
 from paddock.kit.errors import RateLimitedError, UnauthenticatedError
@@ -43,8 +44,19 @@ class _Failures(Struct):
 class LoginLimits:
     """Counts wrong credentials by client address."""
 
-    def __init__(self, clock: Clock, *, burst: int = 20, interval_seconds: float = 3.0) -> None:
-        """`burst` wrong credentials are checked at once, then one per interval. 0: no limit."""
+    def __init__(
+        self,
+        clock: Clock,
+        *,
+        burst: int = 20,
+        interval_seconds: float = 3.0,
+        calls: CallLimits | None = None,
+    ) -> None:
+        """`burst` wrong credentials are checked at once, then one per interval. 0: no limit.
+
+        `calls` limits those with right ones.
+        """
+        self.calls = calls or CallLimits(clock)
         self._now = clock.monotonic
         self._burst = burst
         self._interval = interval_seconds

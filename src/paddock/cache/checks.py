@@ -9,14 +9,29 @@ from datetime import datetime
 from paddock.cache import states
 from paddock.kit.errors import (
     ConflictError,
+    DiskFullError,
     NotFoundError,
     PaddockError,
+    QuotaExceededError,
     UnavailableError,
+    UnstorableError,
     UnsupportedError,
 )
-from paddock.resources.kinds.checkpoint import REASON_UNSUPPORTED, Checkpoint, CheckpointPhase
+from paddock.resources.kinds.checkpoint import (
+    REASON_NO_SPACE,
+    REASON_QUOTA,
+    REASON_UNSTORABLE,
+    REASON_UNSUPPORTED,
+    Checkpoint,
+    CheckpointPhase,
+)
 from paddock.resources.kinds.sandbox import CONDITION_PAUSED, CONDITION_READY, Phase, Sandbox
 from paddock.resources.meta import Condition, ConditionStatus, Resource, condition
+
+FREE_STORED_BYTES = (
+    "delete snapshots or hibernated sandboxes, or ask an administrator to raise the quota"
+)
+FREE_DISK_SPACE = "delete snapshots or sandboxes, or ask the operator to free disk space"
 
 REASON_PAUSE_FAILED = "PauseFailed"
 """On the condition Paused (False): the runtime could not pause it, and it keeps running."""
@@ -83,6 +98,12 @@ def checkpointed(checkpoint: Checkpoint, now: datetime) -> str | None:
         ready = condition(status.conditions, CONDITION_READY)
         if ready is not None and ready.reason == REASON_UNSUPPORTED:
             raise UnsupportedError(f"no snapshot of this sandbox can be made: {why}")
+        if ready is not None and ready.reason == REASON_QUOTA:
+            raise QuotaExceededError(why, hint=FREE_STORED_BYTES)
+        if ready is not None and ready.reason == REASON_NO_SPACE:
+            raise DiskFullError(why, hint=FREE_DISK_SPACE)
+        if ready is not None and ready.reason == REASON_UNSTORABLE:
+            raise UnstorableError(why)
         raise UnavailableError(f"checkpoint {checkpoint.key} failed: {why}")
     if status.phase is CheckpointPhase.SUCCEEDED and status.checkpoint_id:
         return None
@@ -114,6 +135,8 @@ def _refuse_dead(sandbox: Sandbox, now: datetime, wanted: str) -> None:
         return
     if sandbox.is_deleting or sandbox.status.phase is Phase.TERMINATING:
         raise NotFoundError(f"sandbox {sandbox.key} was deleted before it was {wanted}")
+    if _failure(sandbox, CONDITION_READY, frozenset({REASON_NO_SPACE})) is not None:
+        raise DiskFullError(sandbox.status.message, hint=FREE_DISK_SPACE)
     detail = f": {sandbox.status.message}" if sandbox.status.message else ""
     raise ConflictError(
         f"sandbox {sandbox.key} has ended ({reason}), so it cannot be {wanted}{detail}"

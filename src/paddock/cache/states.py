@@ -66,6 +66,10 @@ _OVER = {
 }
 
 
+_STOPPED_PHASES = (Phase.PAUSED, *_OVER)
+"""Phases in which no process of a sandbox with `spec.paused` runs."""
+
+
 def report(sandbox: Sandbox, now: datetime) -> StateReport:
     """Compute the state of a sandbox."""
     if reason := end_reason(sandbox, now):
@@ -96,6 +100,15 @@ def is_resuming(sandbox: Sandbox) -> bool:
     """Whether it is being resumed. Its timeout counts from when it runs, so it cannot expire."""
     resting = (Phase.PAUSED, Phase.PAUSING, Phase.RESUMING)
     return not sandbox.spec.paused and sandbox.status.phase in resting
+
+
+def is_running_or_pausing(sandbox: Sandbox) -> bool:
+    """Whether it counts as running: its processes may run, or will run soon.
+
+    A sandbox that is being paused runs until the pause is complete. Quotas and APIs count it as
+    running until then.
+    """
+    return not sandbox.spec.paused or sandbox.status.phase not in _STOPPED_PHASES
 
 
 def is_pooled(sandbox: Sandbox) -> bool:

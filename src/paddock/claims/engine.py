@@ -86,7 +86,7 @@ class Claims:
 
     async def create(self, caller: Caller, request: NewSandbox) -> Sandbox:
         """Return a sandbox that the caller owns and that accepts requests."""
-        caller.require_write_access()
+        caller.require("create", "sandboxclaims", template=request.template)
         self.check(request)
         target = self._resolver.resolve(caller, request.template)
         if request.image:
@@ -98,7 +98,10 @@ class Claims:
         self._network(caller, request, target)
         if not request.idempotency_key:
             return await self._claim(caller, request, target)
-        return await self._create_once(caller, request, target)
+        made = await self._create_once(caller, request, target)
+        if caller.scopes and (claim := made.spec.claim) and not caller.may_use(claim):
+            raise ConflictError("the same idempotency key was used by another API key")
+        return made
 
     def check(self, request: NewSandbox) -> None:
         """Raise `InvalidError` for a request that cannot be served whatever the store holds."""

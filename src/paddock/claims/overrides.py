@@ -105,7 +105,8 @@ class ClaimOverrides:
                     "resources.memory", f"more than 0 and at most {ceiling} bytes"
                 )
                 raise InvalidError(str(problem), problems=[problem])
-        return Resources(
+        return structs.replace(
+            base,
             cpu=wanted.cpu or base.cpu,
             memory=wanted.memory or base.memory,
             disk=wanted.disk or base.disk,

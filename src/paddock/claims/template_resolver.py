@@ -14,12 +14,11 @@ from paddock.resources.kinds.env import SandboxEnv
 from paddock.resources.kinds.pool import SandboxPool
 from paddock.resources.kinds.template import NetworkPolicy, SandboxTemplate, SandboxTemplateSpec
 from paddock.resources.meta import Key
+from paddock.resources.rights import SHARED_NAMESPACE
 
 _REFERENCE = re.compile(
     r"^(?:(?P<space>[a-z0-9][a-z0-9_-]*)/)?(?P<name>[a-z0-9][a-z0-9_.-]*)(?::(?P<tag>[a-z0-9_.-]+))?$"
 )
-SHARED_NAMESPACE = "default"
-"""Pools and public templates of this namespace serve every team."""
 CODE_INTERPRETER = "code-interpreter-v1"
 """The template that E2B's code interpreter SDK requests by default."""
 _MAX_NAMES = 8
@@ -77,7 +76,7 @@ class TemplateResolver:
 
     def _in(self, namespace: str, name: str, caller: Caller) -> ClaimTarget | None:
         key = Key(namespace, name)
-        mine = namespace in (caller.team, SHARED_NAMESPACE) or caller.is_admin
+        mine = namespace in (caller.team, SHARED_NAMESPACE) or caller.is_operator
         env = self._provider.informer(SandboxEnv).get(key) if mine else None
         if env is not None and not env.is_deleting:
             reference = env.spec.template_ref
@@ -102,7 +101,7 @@ class TemplateResolver:
         reference = pool.spec.template_ref
         if reference is None:
             home = pool.metadata.namespace
-            if home not in (caller.team, SHARED_NAMESPACE) and not caller.is_admin:
+            if home not in (caller.team, SHARED_NAMESPACE) and not caller.is_operator:
                 return None
             spec = pool.spec.template or SandboxTemplateSpec()
             return ClaimTarget(template=spec, pool=pool.key, template_name=pool.metadata.name)
@@ -120,7 +119,7 @@ class TemplateResolver:
     def _template(self, name: str, namespace: str, caller: Caller) -> SandboxTemplate | None:
         for template in self._provider.informer(SandboxTemplate).view(indexes.TEMPLATE_ID, name):
             home = template.metadata.namespace
-            visible = home == caller.team or caller.is_admin or template.spec.public
+            visible = home == caller.team or caller.is_operator or template.spec.public
             if home == namespace and visible and not template.is_deleting:
                 return template
         return None
@@ -138,7 +137,7 @@ class TemplateResolver:
     def checkpoint(self, caller: Caller, reference: str) -> Checkpoint | None:
         """Return a snapshot by id or name; the newest of that name.
 
-        An administrator gets another team's snapshot only if their own team has none.
+        An operator gets another team's snapshot only if their own team has none.
         """
         name = reference.lower()
         tagged = name if ":" in name else f"{name}:default"
@@ -147,7 +146,7 @@ class TemplateResolver:
             item
             for key in dict.fromkeys((reference, name, tagged))
             for item in informer.view(indexes.CHECKPOINT_ID, key)
-            if (item.spec.owner == caller.team or caller.is_admin)
+            if (item.spec.owner == caller.team or caller.is_operator)
             and item.status.phase is CheckpointPhase.SUCCEEDED
             and not item.is_deleting
         ]

@@ -19,6 +19,7 @@ from paddock.cli.output import Output, notes, screen
 from paddock.cli.target import CliTarget
 from paddock.kit import pidfile
 from paddock.kit.errors import DeadlineExceededError, PaddockError, UnavailableError
+from paddock.resources import quantity
 
 STOP_SECONDS = 60.0
 
@@ -122,7 +123,7 @@ def status(target: CliTarget, output: Output) -> None:
     report: dict[str, Any] = {"url": target.url}
     if target.is_local:
         pid = _pid(target)
-        report |= {"running": pid is not None, "pid": pid}
+        report |= {"running": pid is not None, "pid": pid, "disk": _disk(target)}
     try:
         pools = target.kube.call("GET", "/apis/paddock.dev/v1alpha1/sandboxpools")["items"]
         boxes = target.kube.call("GET", "/apis/paddock.dev/v1alpha1/sandboxes")["items"]
@@ -150,10 +151,27 @@ def status(target: CliTarget, output: Output) -> None:
         sys.exit(1)
 
 
+def _disk(target: CliTarget) -> dict[str, Any] | None:
+    """Return the space of the disk of the state directory; `None` if there is none yet."""
+    from paddock.runtime.local.storage.reserve import DiskReserve  # only this command needs it
+
+    state = target.settings.state
+    if not state.exists():
+        return None
+    return msgspec.to_builtins(DiskReserve(state, target.settings.disk_reserve_bytes).status())
+
+
 def _show_status(report: dict[str, Any]) -> None:
     if "pid" in report:  # only for this machine
         screen.print(f"process    {report['pid'] or 'none on this machine'}")
     screen.print(f"address    {report['url']}")
+    if disk := report.get("disk"):
+        free, total, kept = (
+            quantity.shown_bytes(disk[name])
+            for name in ("free_bytes", "total_bytes", "reserve_bytes")
+        )
+        low = "; new work is refused" if disk["free_bytes"] < disk["reserve_bytes"] else ""
+        screen.print(f"disk       {free} free of {total}, {kept} reserved{low}", soft_wrap=True)
     if not report["answers"]:
         screen.print(f"problem    {report['problem']}", markup=False, soft_wrap=True)
         return
@@ -177,7 +195,10 @@ def doctor(target: CliTarget, output: Output, as_json: bool) -> None:
     from paddock.runtime.local.doctor import report as doctors  # only this command needs it
 
     state = target.settings.state
-    report = doctors.diagnose(state if state.exists() else Path("/tmp"))  # noqa: S108 - any directory will do
+    report = doctors.diagnose(
+        state if state.exists() else Path("/tmp"),  # noqa: S108 - any directory will do
+        target.settings.disk_reserve_bytes,
+    )
     if as_json or output.is_json:
         output.data(report)
     else:

@@ -29,6 +29,10 @@ COMMANDS = {
     "status": ("machine.status", "Show whether Paddock runs, with its sandboxes and pools."),
     "doctor": ("machine.doctor", "Show what this machine supports, and what is missing."),
     "logs": ("machine.logs", "Show the log of a process of Paddock."),
+    "audit": (
+        "audit.commands.audit",
+        "Show who changed what on this machine, and what was refused.",
+    ),
     "get": ("resources.get", "Show resources: sandboxes, pools, templates, …"),
     "describe": ("resources.describe", "Show one resource in full, with its events."),
     "apply": ("resources.apply", "Create or change resources from files."),
@@ -43,7 +47,11 @@ COMMANDS = {
     "teams": ("teams.teams", "List teams and set their quotas."),
     "kube": ("kube.commands.kube", "Install, inspect and remove Paddock on Kubernetes."),
     "kubeconfig": ("kube.kubeconfig.kubeconfig", "Let kubectl use the API of this machine."),
-    "image": ("images.image", "List, build, import and delete images of this machine."),
+    "image": ("image.commands.image", "List, build, pull, import and delete images of this host."),
+    "keyring": (
+        "installation.keyring.keyring",
+        "Show and rotate the secrets of this machine's installation.",
+    ),
     "simulate": ("simulate.simulate", "Replay a trace of claims in virtual time."),
     "bench": ("bench.commands.bench", "Run the benchmarks: all suites, or those named."),
 }

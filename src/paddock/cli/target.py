@@ -39,7 +39,7 @@ class CliTarget:
             raise UnavailableError(
                 f"no credential for {self.url}: {variable} is not set", hint=f"set {variable}"
             )
-        path = self.settings.state / "secrets.json"
+        path = self.settings.keyring
         try:
             return str(msgspec.json.decode(path.read_bytes())[name])
         except (OSError, KeyError, msgspec.DecodeError) as error:

@@ -24,6 +24,8 @@ class Fail(Step, frozen=True):
     """The object cannot reach its desired state."""
 
     message: str
+    reason: str = "Failed"
+    """Reason of the condition Ready (False)."""
 
 
 class Expire(Step, frozen=True):

@@ -4,7 +4,8 @@ A reconcile gets a key only: it reads the current state, must be idempotent, and
 `Done("paused: idle 300 s")`, or `RequeueAfter(30, "waiting for the image")` to be called again. An
 error requeues the key with backoff; `TerminalError` does not, as only a change of the object can
 help. A key is never reconciled twice at once. A reconcile that hangs does not block others: after
-`EXTRA_WORKER_SECONDS` another worker is started, and after the timeout it is cancelled.
+`EXTRA_WORKER_SECONDS` another worker is started, and after the timeout it is cancelled. With
+`group_of`, slow keys of one group (a team) never occupy all workers in the meantime.
 
 `watches` connects a controller to informers; leader election is in `election`.
 """
@@ -79,11 +80,15 @@ class Controller(Generic[K]):
         queue: WorkQueue[K] | None = None,
         workers: int = 8,
         timeout_seconds: float | None = RECONCILE_SECONDS,
+        group_of: Callable[[K], str] | None = None,
     ) -> None:
         if workers < 1:
             raise ValueError("a controller needs at least one worker")
         self.name = name
-        self.queue: WorkQueue[K] = queue if queue is not None else WorkQueue(name)
+        slots = workers if group_of is not None else None
+        self.queue: WorkQueue[K] = (
+            queue if queue is not None else WorkQueue(name, group_of=group_of, slots=slots)
+        )
         self._reconcile = reconcile
         self._workers = workers
         self._timeout_seconds = timeout_seconds
@@ -144,6 +149,7 @@ class Controller(Generic[K]):
         started.append(name)
         log.info("reconcile is slow", extra=fields(controller=self.name, key=key))
         tasks.create_task(self._work(tasks), name=name)
+        self.queue.release_slot(key)
 
     async def _process(self, key: K) -> None:
         started = asyncio.get_running_loop().time()
@@ -221,6 +227,11 @@ def own_key(old: Resource | None, new: Resource | None) -> Iterable[Key]:
     """Map a change of an object to its own key."""
     obj = new if new is not None else old
     return () if obj is None else (obj.key,)
+
+
+def namespace_of(key: Key) -> str:
+    """Return the namespace of a key, as its group."""
+    return key.namespace
 
 
 def controlled_by(kind: type[Resource]) -> Callable[[R | None, R | None], Iterable[Key]]:

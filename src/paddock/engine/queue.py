@@ -4,20 +4,22 @@
 - A key is never in two workers at once: added while it is processed, it is due again after `done`.
 - Of several delays of one key the earliest counts.
 - `retry` backs off after every failure of the key, until `forget`.
-- Keys are handed out in the order in which they became due: none starves.
+- Keys of a group (a team) are handed out in the order in which they became due, groups in turns:
+  none starves. With `slots`, a group leaves some of them to others, however slow its keys are.
 
 Everything runs on the event loop and uses its clock.
 """
 
 import asyncio
 import heapq
-from collections import deque
-from collections.abc import Hashable
+from collections import Counter, deque
+from collections.abc import Callable, Hashable
 from itertools import count
 from typing import Generic, TypeVar
 
 from paddock.kit import metrics
 from paddock.kit.backoff import Backoff
+from paddock.kit.fair.queue import FairQueue, may_start
 
 K = TypeVar("K", bound=Hashable)
 
@@ -39,10 +41,24 @@ class QueueClosed(Exception):  # noqa: N818 - an end, not an error
 class WorkQueue(Generic[K]):
     """A queue of keys to reconcile."""
 
-    def __init__(self, name: str, *, backoff: Backoff = RETRY) -> None:
+    def __init__(
+        self,
+        name: str,
+        *,
+        backoff: Backoff = RETRY,
+        group_of: Callable[[K], str] | None = None,
+        slots: int | None = None,
+    ) -> None:
+        """`slots`: how many keys are processed at once, of which a group leaves some free."""
         self.name = name
         self._backoff = backoff
-        self._ready: deque[K] = deque()
+        self._group_of = group_of if group_of is not None else _one_group
+        self._slots = slots
+        self._taken: dict[K, str] = {}
+        """Keys in process that count against the slots, and their groups."""
+        self._running: Counter[str] = Counter()
+        """Slots in use, by group."""
+        self._ready: FairQueue[K] = FairQueue()
         self._due_since: dict[K, float] = {}
         """Every key of `_ready`, and every key that is due again after `done`."""
         self._processing: set[K] = set()
@@ -123,7 +139,7 @@ class WorkQueue(Generic[K]):
 
     async def get(self) -> K:
         """Wait for a due key and return it; `done` must follow. `QueueClosed` when closed."""
-        while not self._ready:
+        while (key := self._next()) is None:
             if self._closed:
                 raise QueueClosed(self.name)
             getter = asyncio.get_running_loop().create_future()
@@ -137,9 +153,10 @@ class WorkQueue(Generic[K]):
                 raise
         if self._closed:
             raise QueueClosed(self.name)
-        key = self._ready.popleft()
         self._depth.set(len(self._ready))
         self._processing.add(key)
+        if self._ready and self._getters:
+            self._wake_one()  # there may be slots for more keys than were added
         self._waited.observe(asyncio.get_running_loop().time() - self._due_since.pop(key))
         return key
 
@@ -148,8 +165,36 @@ class WorkQueue(Generic[K]):
         if key not in self._processing:
             raise RuntimeError(f"{key!r} is not in process in queue {self.name}")
         self._processing.discard(key)
+        self.release_slot(key)
         if key in self._due_since and not self._closed:
             self._make_ready(key)
+
+    def release_slot(self, key: K) -> None:
+        """Let a key in process no longer count against the slots: another worker replaces its."""
+        group = self._taken.pop(key, None)
+        if group is None:
+            return
+        self._running[group] -= 1
+        if not self._running[group]:
+            del self._running[group]
+        if self._ready:
+            self._wake_one()
+
+    def _next(self) -> K | None:
+        """Remove and return a due key that has a slot."""
+        if self._slots is None:
+            found = self._ready.pop()
+            return None if found is None else found[1]
+        found = self._ready.pop(self._has_slot)
+        if found is None:
+            return None
+        group, key = found
+        self._taken[key] = group
+        self._running[group] += 1
+        return key
+
+    def _has_slot(self, group: str) -> bool:
+        return may_start(self._running[group], (self._slots or 0) - len(self._taken))
 
     def close(self) -> None:
         """Close the queue and drop its keys; `get` raises `QueueClosed`."""
@@ -167,7 +212,7 @@ class WorkQueue(Generic[K]):
             self._wake_one()
 
     def _make_ready(self, key: K) -> None:
-        self._ready.append(key)
+        self._ready.push(self._group_of(key), key)
         self._depth.set(len(self._ready))
         self._wake_one()
 
@@ -206,3 +251,7 @@ class WorkQueue(Generic[K]):
             live = [entry for entry in self._heap if self._deadlines.get(entry[2]) == entry[0]]
             heapq.heapify(live)
             self._heap = live
+
+
+def _one_group(_key: Hashable) -> str:
+    return ""

@@ -34,11 +34,11 @@ class Signatures:
         """Whether a signature was made by this sandbox's token and has not expired."""
         if wanted.expiration is not None and wanted.expiration < self._clock.now().timestamp():
             return False
-        return self._is_signed_by(route.id, wanted)
+        return self._is_signed_by(route, wanted)
 
-    def _is_signed_by(self, sandbox_id: str, wanted: SignedFile) -> bool:
+    def _is_signed_by(self, route: Route, wanted: SignedFile) -> bool:
         signature = file_signature(
-            self._seed.access_token(sandbox_id),
+            self._seed.access_token(route.id, route.access_token_hash),
             path=wanted.path,
             operation=wanted.operation,
             user=wanted.user,
@@ -58,7 +58,7 @@ class Signatures:
         self._searching += 1
         try:
             for number, route in enumerate(self._routes.all(), start=1):
-                if self._is_signed_by(route.id, wanted):
+                if self._is_signed_by(route, wanted):
                     self._remember(wanted, route)
                     return self._routes.get(route.id)
                 if number % _SLICE == 0:

@@ -12,7 +12,9 @@
     ├── QuotaExceededError      a limit that only an operator can raise
     ├── RateLimitedError        too many at once; carries when to retry
     ├── UnsupportedError        this machine or driver cannot do that
+    ├── UnstorableError         this sandbox, as it is now, cannot be stored with its memory
     ├── UnavailableError        not possible now; carries when to retry
+    │   └── DiskFullError        … because the disk has no space to spare
     └── DeadlineExceededError   the caller's deadline passed
 
 Below the HTTP layer there are no status codes; `paddock.api.errors` maps these to them.
@@ -131,6 +133,15 @@ class UnsupportedError(PaddockError):
     reason = "NotSupported"
 
 
+class UnstorableError(PaddockError):
+    """A sandbox has something that cannot be stored, such as a traced process. It is unchanged.
+
+    Retrying helps only after the sandbox itself has changed.
+    """
+
+    reason = "Unstorable"
+
+
 class UnavailableError(PaddockError):
     """Not possible right now."""
 
@@ -141,6 +152,12 @@ class UnavailableError(PaddockError):
     ) -> None:
         super().__init__(message, hint=hint)
         self.retry_after_seconds = retry_after_seconds
+
+
+class DiskFullError(UnavailableError):
+    """The disk has no space beyond its reserve. Retrying helps once something was deleted."""
+
+    reason = "InsufficientStorage"
 
 
 class DeadlineExceededError(PaddockError):

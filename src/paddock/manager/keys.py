@@ -1,20 +1,17 @@
 """Teams and API keys: authentication and quotas.
 
 A key is random; only its hash is stored, in a Secret of the system namespace, so that the same
-code serves the embedded store and a cluster. Revoking a key deletes that Secret; the informer's
-event removes it from memory at once. Lookup is one dictionary access by hash.
+code serves the embedded store and a cluster (`key_records`). Revoking a key deletes that Secret;
+the informer's event removes it from memory at once. Lookup is one dictionary access by hash.
 """
 
-import base64
 import contextlib
-import hashlib
 import logging
-from collections.abc import Callable, Mapping
-from datetime import datetime
-from typing import TypeVar
+from collections.abc import Callable, Sequence
+from datetime import datetime, timedelta
+from types import EllipsisType
 
-import msgspec
-from msgspec import Struct, structs
+from msgspec import structs
 
 from paddock.claims.caller import (
     DEFAULT_TEAM,
@@ -37,9 +34,20 @@ from paddock.kit.errors import (
     UnauthenticatedError,
 )
 from paddock.kit.logs import fields
+from paddock.manager.key_records import (
+    VERSION,
+    ApiKey,
+    T,
+    Team,
+    key_hash,
+    masked,
+    read_record,
+    record_data,
+)
 from paddock.resources.kinds.builtin import Namespace, Secret
 from paddock.resources.meta import Key, ObjectMeta
 from paddock.resources.network.internet import Internet
+from paddock.resources.rights import parse_scopes
 from paddock.store.port import Store
 
 log = logging.getLogger(__name__)
@@ -50,42 +58,6 @@ _LAST_USED_SECONDS = 60.0
 """A key's last use is written at most this often."""
 
 
-T = TypeVar("T", "ApiKey", "Team")
-
-
-class Team(Struct, frozen=True):
-    """An owner of sandboxes; its namespace has the same name."""
-
-    name: str
-    quota: Quota | None = None
-    internet: Internet | None = None
-    """Internet access of its sandboxes at most; `None`: as the installation says."""
-
-
-class ApiKey(Struct, frozen=True, kw_only=True):
-    """The record of a key; it does not contain the key."""
-
-    id: str
-    name: str
-    team: str
-    role: Role = Role.MEMBER
-    hash: str
-    mask: str
-    created_at: datetime
-    last_used: datetime | None = None
-    quota: Quota | None = None
-
-
-def key_hash(key: str) -> str:
-    """Return the stored hash of a key. Keys are long and random, so a plain hash is enough."""
-    return hashlib.sha256(key.encode()).hexdigest()
-
-
-def masked(key: str) -> str:
-    """Return the masked form of a key, for display."""
-    return f"{key[:6]}…{key[-4:]}"
-
-
 class Keyring:
     """All keys and teams, in memory, updated by the Secret informer."""
 
@@ -93,9 +65,9 @@ class Keyring:
         self.namespace = namespace
         """The namespace of their Secrets."""
         self._store = store
-        self._clock = clock
+        self.clock = clock
         self._keys: dict[str, ApiKey] = {}
-        self._by_hash: dict[str, str] = {}
+        self._by_hash: dict[str, Caller] = {}
         self._teams: dict[str, Team] = {}
         self._used: dict[str, datetime] = {}
         self._revoked: set[str] = set()
@@ -119,19 +91,21 @@ class Keyring:
     def _observe_key(self, secret: Secret, *, gone: bool) -> None:
         known = self._keys.pop(secret.metadata.name, None)
         if known is not None:
-            self._by_hash.pop(known.hash, None)
+            for each in known.hashes:
+                self._by_hash.pop(each, None)
         if gone:
             self._revoked.add(secret.metadata.uid)
         if secret.metadata.uid in self._revoked:
             # A late event of a revoked key must not restore it.
             return
         if not gone and not secret.is_deleting:
-            key = _record(secret, ApiKey)
+            key = read_record(secret, ApiKey)
             self._keys[key.id] = key
-            self._by_hash[key.hash] = key.id
+            caller = key.caller
+            self._by_hash.update((each, caller) for each in key.hashes)
 
     def _observe_team(self, secret: Secret, *, gone: bool) -> None:
-        team = _record(secret, Team)
+        team = read_record(secret, Team)
         before = self.team(team.name)
         if gone or secret.is_deleting:
             self._teams.pop(team.name, None)
@@ -142,16 +116,19 @@ class Keyring:
                 callback(team.name)
 
     def authenticate(self, key: str | None) -> Caller:
-        """Return the caller; `UnauthenticatedError` for an unknown or revoked key."""
-        found = self._by_hash.get(key_hash(key)) if key else None
-        if found is None:
+        """Return the caller; `UnauthenticatedError` for a key that is unknown, revoked, expired or
+        replaced."""
+        given = key_hash(key) if key else ""
+        caller = self._by_hash.get(given)
+        if caller is None:
             raise UnauthenticatedError(
                 "Invalid API key" if key else "API key is missing",
                 hint="send it as X-API-Key; `paddock keys create` creates one",
             )
-        record = self._keys[found]
-        self._used[record.id] = self._clock.now()
-        return Caller(record.team, record.id, record.role)
+        now = self.clock.now()
+        self._keys[caller.key_id].check(given, now)
+        self._used[caller.key_id] = now
+        return caller
 
     def listed(self, team: str | None = None) -> tuple[ApiKey, ...]:
         """Return a team's keys, or all, oldest first."""
@@ -199,6 +176,8 @@ class Keyring:
         name: str,
         team: str = DEFAULT_TEAM,
         role: Role = Role.MEMBER,
+        scopes: Sequence[str] = (),
+        expires_seconds: float | None = None,
         quota: Quota | None = None,
         secret: str | None = None,
         key_id: str | None = None,
@@ -209,15 +188,21 @@ class Keyring:
         """
         if not name.strip():
             raise InvalidError("a key needs a name", hint="for example the person or program")
+        if team == self.namespace:
+            raise InvalidError.at("team", f"{team!r} is the namespace of Paddock itself")
         plain = secret or ids.api_key()
+        now = self.clock.now()
         record = ApiKey(
             id=key_id or ids.uid(),
             name=name,
             team=team,
             role=role,
+            scopes=parse_scopes(scopes),
+            version=VERSION,
             hash=key_hash(plain),
             mask=masked(plain),
-            created_at=self._clock.now(),
+            created_at=now,
+            expires_at=_after(now, expires_seconds),
             quota=quota,
         )
         if record.hash in self._by_hash:
@@ -238,15 +223,37 @@ class Keyring:
         gone = await self._store.delete(Secret, Key(self.namespace, key_id))
         self.observe(gone, None)
 
+    async def rotate(self, key_id: str, *, grace_seconds: float = 0.0) -> tuple[ApiKey, str]:
+        """Replace a key; the one before is accepted until the grace ends.
+
+        The second value is the new key, which cannot be read again.
+        """
+        self.key(key_id)
+        plain = ids.api_key()
+        record = await self._write(
+            key_id,
+            ApiKey,
+            lambda record: record.rotated(plain, self.clock.now(), grace_seconds),
+        )
+        return record, plain
+
     async def update_key(
-        self, key_id: str, *, name: str | None = None, quota: Quota | None = None
+        self,
+        key_id: str,
+        *,
+        name: str | None = None,
+        quota: Quota | None = None,
+        expires_seconds: float | EllipsisType | None = ...,
     ) -> ApiKey:
-        """Rename a key or replace its quota."""
+        """Rename a key, replace its quota, or set when it expires; `None`: never."""
         self.key(key_id)
 
         def changed(record: ApiKey) -> ApiKey:
             if name is not None:
                 record = structs.replace(record, name=name)
+            if not isinstance(expires_seconds, EllipsisType):
+                end = _after(self.clock.now(), expires_seconds)
+                record = structs.replace(record, expires_at=end)
             return structs.replace(record, quota=quota) if quota is not None else record
 
         return await self._write(key_id, ApiKey, changed)
@@ -295,9 +302,11 @@ class Keyring:
         """Change the stored record; concurrent changes of other fields are kept."""
         while True:
             current = await self._store.get(Secret, Key(self.namespace, name))
-            record = change(_record(current, kind))
+            record = change(read_record(current, kind))
             try:
-                stored = await self._store.update(structs.replace(current, data=_data(record)))
+                stored = await self._store.update(
+                    structs.replace(current, data=record_data(record))
+                )
             except ConflictError:
                 continue
             self.observe(current, stored)
@@ -311,13 +320,9 @@ class Keyring:
                 labels={LABEL_KIND: kind, LABEL_TEAM: team},
             ),
             type="paddock.dev/record",
-            data=_data(record),
+            data=record_data(record),
         )
 
 
-def _record(secret: Secret, kind: type[T]) -> T:
-    return msgspec.json.decode(base64.b64decode(secret.data["record"]), type=kind)
-
-
-def _data(record: ApiKey | Team) -> Mapping[str, str]:
-    return {"record": base64.b64encode(msgspec.json.encode(record)).decode()}
+def _after(now: datetime, seconds: float | None) -> datetime | None:
+    return None if seconds is None else now + timedelta(seconds=seconds)

@@ -7,6 +7,7 @@ from msgspec import Struct
 
 from paddock.claims.cleanup import ClaimCleanup
 from paddock.claims.engine import Claims
+from paddock.claims.quota.usage import QuotaUsage
 from paddock.manager.sandboxes.batches import Batches
 from paddock.manager.sandboxes.lifecycle import Lifecycle
 from paddock.manager.sandboxes.networks import SandboxNetworks
@@ -27,6 +28,8 @@ class Manager(Struct, frozen=True, kw_only=True, eq=False):
     networks: SandboxNetworks
     """Network policies of sandboxes."""
     snapshots: Snapshots
+    usage: QuotaUsage
+    """What teams and keys use of their quotas."""
     templates: Templates
     batches: Batches
     cleanup: ClaimCleanup

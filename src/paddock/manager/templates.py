@@ -4,10 +4,13 @@ from msgspec import structs
 
 from paddock.cache.provider import Provider
 from paddock.claims.caller import Caller
-from paddock.claims.template_resolver import SHARED_NAMESPACE, TemplateResolver, parse_reference
+from paddock.claims.template_resolver import TemplateResolver, parse_reference
 from paddock.kit.errors import ConflictError, ForbiddenError, NotFoundError
 from paddock.resources.kinds.template import SandboxTemplate
 from paddock.resources.meta import Key
+from paddock.resources.rights import SHARED_NAMESPACE
+
+KIND = SandboxTemplate.PLURAL
 
 
 class Templates:
@@ -22,9 +25,8 @@ class Templates:
         found = (
             template
             for template in self._provider.informer(SandboxTemplate).all()
-            if template.metadata.namespace == caller.team
-            or caller.is_admin
-            or (template.metadata.namespace == SHARED_NAMESPACE and template.spec.public)
+            if _is_offered(caller, template)
+            and (not caller.scopes or caller.may("get", KIND, template=template.metadata.name))
         )
         return tuple(sorted(found, key=lambda item: item.key))
 
@@ -52,6 +54,7 @@ class Templates:
 
         Whatever a sandbox can be created from has one: templates, pools, environments, snapshots.
         """
+        caller.require("get", KIND, template=reference)
         target = self._resolver.find(caller, reference)
         if target is None:
             raise NotFoundError(f"template '{reference}' not found")
@@ -62,12 +65,12 @@ class Templates:
 
     async def delete(self, caller: Caller, reference: str) -> None:
         """Delete a snapshot or a template of the caller's own."""
-        caller.require_write_access()
+        caller.require("delete", "checkpoints", template=reference)
         checkpoint = self._resolver.checkpoint(caller, reference)
         if checkpoint is not None:
             await self._provider.write.delete(checkpoint)
             return
-        template = self._own(caller, reference)
+        template = self._own(caller, reference, "delete")
         if self._provider.pools_of_template(template.metadata.name):
             raise ConflictError(
                 f"template '{reference}' is used by a pool", hint="delete the pool first"
@@ -79,8 +82,7 @@ class Templates:
 
     async def publish(self, caller: Caller, reference: str, *, public: bool) -> SandboxTemplate:
         """Make a template of the caller's own public for every team, or private again."""
-        caller.require_write_access()
-        template = self._own(caller, reference)
+        template = self._own(caller, reference, "patch")
         return await self._provider.write.mutate(
             SandboxTemplate,
             template.key,
@@ -88,13 +90,21 @@ class Templates:
             uid=template.metadata.uid,
         )
 
-    def _own(self, caller: Caller, reference: str) -> SandboxTemplate:
+    def _own(self, caller: Caller, reference: str, verb: str) -> SandboxTemplate:
         template = self.get(caller, reference)
-        if template.metadata.namespace != caller.team and not caller.is_admin:
+        caller.require(verb, "templates", template=reference)
+        if template.metadata.namespace != caller.team and not caller.is_operator:
             raise ForbiddenError(f"template '{reference}' belongs to another team")
-        if template.metadata.namespace == SHARED_NAMESPACE and not caller.is_admin:
+        if template.metadata.namespace == SHARED_NAMESPACE and not caller.is_operator:
             raise ForbiddenError(
                 f"template '{reference}' serves every team",
-                hint="only an administrator can change or delete shared templates",
+                hint="only an operator can change or delete shared templates",
             )
         return template
+
+
+def _is_offered(caller: Caller, template: SandboxTemplate) -> bool:
+    """Whether a caller's team may use a template."""
+    home = template.metadata.namespace
+    is_shared = home == SHARED_NAMESPACE and template.spec.public
+    return home == caller.team or is_shared or caller.is_operator

@@ -42,6 +42,14 @@ def whole(text: str, path: str = "") -> int:
     return int(parse(text, path).to_integral_value(rounding="ROUND_CEILING"))
 
 
+def shown_bytes(size_bytes: int) -> str:
+    """Return a size for people, such as `1.5 GiB`."""
+    if size_bytes < 1 << 10:
+        return f"{size_bytes} bytes"
+    unit = next((unit for unit in ("Ti", "Gi", "Mi") if size_bytes >= _FACTORS[unit]), "Ki")
+    return f"{size_bytes / int(_FACTORS[unit]):.4g} {unit}B"
+
+
 def mebibytes(size_bytes: int) -> int:
     """Return a size in whole MiB, rounded down."""
     return size_bytes // (1 << 20)

@@ -1,7 +1,8 @@
 """Tokens of sandboxes: derived from one seed, never stored, compared in constant time.
 
 The token of a sandbox is the same across every pause and restart, because it is derived from the
-seed and the id of the sandbox. Objects and routes hold only its hash.
+seed and the id of the sandbox. Objects and routes hold only its hash. After a rotation of the seed,
+the hash selects the seed of a sandbox, so that its token stays the same.
 """
 
 import base64
@@ -12,28 +13,40 @@ import hmac
 class TokenSeed:
     """The secret from which the tokens of all sandboxes are derived."""
 
-    def __init__(self, secret: bytes) -> None:
+    def __init__(self, secret: bytes, *previous: bytes) -> None:
+        """`previous` are seeds from before a rotation; existing sandboxes may use them."""
         self._secret = secret
+        self._previous = previous
 
-    def access_token(self, sandbox_id: str) -> str:
-        """Return the token that envd requires."""
-        return self._derive("envd", sandbox_id)
+    def access_token(self, sandbox_id: str, token_hash: str = "") -> str:
+        """Return the token that envd requires; for an existing sandbox, the one with its hash."""
+        return self._token("envd", sandbox_id, token_hash)
 
-    def traffic_token(self, sandbox_id: str) -> str:
-        """Return the token that requests to ports of a private sandbox require."""
-        return self._derive("traffic", sandbox_id)
+    def traffic_token(self, sandbox_id: str, token_hash: str = "") -> str:
+        """Return the token that requests to ports of a private sandbox require, as above."""
+        return self._token("traffic", sandbox_id, token_hash)
+
+    def _token(self, purpose: str, sandbox_id: str, token_hash: str) -> str:
+        newest = _derive(self._secret, purpose, sandbox_id)
+        if not self._previous or not token_hash or matches(newest, token_hash):
+            return newest
+        for secret in self._previous:
+            if matches(token := _derive(secret, purpose, sandbox_id), token_hash):
+                return token
+        return newest
 
     def sign(self, purpose: str, message: bytes) -> str:
         """Return the signature of an internal message, such as one to a peer."""
         key = hmac.new(self._secret, f"sign:{purpose}".encode(), hashlib.sha256).digest()
         return hmac.new(key, message, hashlib.sha256).hexdigest()
 
-    def _derive(self, purpose: str, sandbox_id: str) -> str:
-        message = f"{purpose}:{sandbox_id}".encode()
-        return hmac.new(self._secret, message, hashlib.sha256).hexdigest()
-
     def __repr__(self) -> str:
         return "TokenSeed(…)"
+
+
+def _derive(secret: bytes, purpose: str, sandbox_id: str) -> str:
+    message = f"{purpose}:{sandbox_id}".encode()
+    return hmac.new(secret, message, hashlib.sha256).hexdigest()
 
 
 def hashed(token: str) -> str:

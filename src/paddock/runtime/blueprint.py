@@ -13,6 +13,7 @@ from paddock.resources.kinds.template import (
 )
 from paddock.resources.network.effective import effective_network
 from paddock.resources.tokens import TokenSeed
+from paddock.runtime import rates
 from paddock.runtime.port import (
     AgentConfig,
     Blueprint,
@@ -39,7 +40,7 @@ def blueprint(
         name=metadata.name,
         image=sandbox.spec.image or template.image,
         checkpoint_id=checkpoint_id,
-        limits=limits(sandbox.spec.resources or template.resources),
+        limits=sandbox_limits(sandbox.spec.resources, template.resources),
         egress=egress(effective_network(sandbox, template.network, ceiling)),
         env=template.env,
         user=template.user,
@@ -70,15 +71,22 @@ def agent_config(sandbox: Sandbox, template: SandboxTemplateSpec, seed: TokenSee
             outbound=_outbound(template.outbound),
             is_reserved=LABEL_POOL in sandbox.metadata.labels,
         )
+    known = claim.access_token_hash
     return AgentConfig(
-        access_token=seed.access_token(claim.sandbox_id) if claim.access_token_hash else None,
+        access_token=seed.access_token(claim.sandbox_id, known) if known else None,
         env={**env, **claim.env_vars},
         default_user=template.user,
         default_workdir=template.workdir,
         sandbox_id=claim.sandbox_id,
         template_id=claim.template_id,
         outbound=_outbound(template.outbound),
+        team=claim.owner,
     )
+
+
+def sandbox_limits(own: Resources | None, template: Resources) -> Limits:
+    """Return the limits of a sandbox; its own rates are at most those of its template."""
+    return limits(template) if own is None else rates.capped(limits(own), limits(template))
 
 
 def limits(resources: Resources) -> Limits:
@@ -88,6 +96,12 @@ def limits(resources: Resources) -> Limits:
         memory_bytes=_read(quantity.whole, resources.memory, "memory"),
         disk_bytes=_read(quantity.whole, resources.disk, "disk"),
         pids=resources.pids,
+        ingress_bandwidth=_read(quantity.whole, resources.ingress_bandwidth, "ingressBandwidth"),
+        egress_bandwidth=_read(quantity.whole, resources.egress_bandwidth, "egressBandwidth"),
+        io_read_bandwidth=_read(quantity.whole, resources.io_read_bandwidth, "ioReadBandwidth"),
+        io_write_bandwidth=_read(quantity.whole, resources.io_write_bandwidth, "ioWriteBandwidth"),
+        io_read_iops=resources.io_read_iops,
+        io_write_iops=resources.io_write_iops,
     )
 
 

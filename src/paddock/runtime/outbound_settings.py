@@ -4,12 +4,12 @@ Messages name the setting and do not quote URLs, which may hold passwords.
 """
 
 import ipaddress
-import os
 from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
 
+from paddock.kit import private_files
 from paddock.kit.errors import FieldProblem, InvalidError
 from paddock.resources.schema import formats
 from paddock.runtime.local.net.policy import LINK_LOCAL, PRIVATE
@@ -57,12 +57,7 @@ def node_file(settings: Settings) -> Path:
 
 def write_node_file(settings: Settings) -> None:
     """Write the file, readable by its owner only."""
-    data = msgspec.json.encode(load_outbound(settings))
-    path = node_file(settings)
-    path.unlink(missing_ok=True)
-    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-    with os.fdopen(fd, "wb") as file:
-        file.write(data)
+    private_files.replace(node_file(settings), msgspec.json.encode(load_outbound(settings)))
 
 
 def _listed(text: str) -> tuple[str, ...]:

@@ -39,6 +39,11 @@ class Capabilities(Struct, frozen=True, kw_only=True):
     can_limit_memory: bool = False
     can_limit_pids: bool = False
     can_limit_disk: bool = False
+    can_limit_bandwidth: bool = False
+    can_limit_io: bool = False
+    """Reads of disks, and writes of direct I/O."""
+    can_limit_cached_writes: bool = False
+    """Also writes that the page cache delays."""
     can_filter_egress: bool = False
     can_update_image: bool = False
     """Change the image of a running sandbox in place."""
@@ -53,6 +58,16 @@ class Limits(Struct, frozen=True, kw_only=True):
     memory_bytes: int | None = None
     disk_bytes: int | None = None
     pids: int | None = None
+    ingress_bandwidth: int | None = None
+    """Bits per second that it receives."""
+    egress_bandwidth: int | None = None
+    """Bits per second that it sends."""
+    io_read_bandwidth: int | None = None
+    """Bytes per second that it reads from each disk."""
+    io_write_bandwidth: int | None = None
+    io_read_iops: int | None = None
+    """Read operations per second on each disk."""
+    io_write_iops: int | None = None
 
 
 class EgressPolicy(Struct, frozen=True, kw_only=True):
@@ -106,6 +121,8 @@ class AgentConfig(Struct, frozen=True, kw_only=True):
     is_reserved: bool = False
     """A warm member of a pool: not claimed yet, but called right after a claim, so envd is started
     early."""
+    team: str = ""
+    """The team that has claimed the sandbox. Empty: none, then its namespace counts."""
 
 
 class Blueprint(Struct, frozen=True, kw_only=True):
@@ -165,6 +182,10 @@ class Instance(Struct, frozen=True, kw_only=True):
     node_name: str | None = None
     incarnation: int = 1
     """Incremented by every restore and reset, so that older connections are not reused."""
+    stored_bytes: int = 0
+    """Size of its memory on disk, while it is hibernated."""
+    limits_note: str = ""
+    """Which limits that were requested are enforced in part, and why."""
 
 
 class Usage(Struct, frozen=True, kw_only=True):

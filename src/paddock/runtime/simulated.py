@@ -12,9 +12,8 @@ import random
 from collections import Counter, defaultdict
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from datetime import datetime
-from enum import StrEnum
 
-from msgspec import Struct, structs
+from msgspec import structs
 
 from paddock.kit.clock import Clock, LoopClock
 from paddock.kit.errors import (
@@ -22,6 +21,7 @@ from paddock.kit.errors import (
     DeadlineExceededError,
     NotFoundError,
     UnavailableError,
+    UnstorableError,
     UnsupportedError,
 )
 from paddock.resources import default_limits as default
@@ -39,6 +39,7 @@ from paddock.runtime.port import (
     StoredCheckpoint,
     Usage,
 )
+from paddock.runtime.simulated_operations import LATENCIES, Operation, ScriptedFailure
 
 ALL_CAPABILITIES = Capabilities(
     can_freeze=True,
@@ -49,62 +50,16 @@ ALL_CAPABILITIES = Capabilities(
     can_limit_memory=True,
     can_limit_pids=True,
     can_limit_disk=True,
+    can_limit_bandwidth=True,
+    can_limit_io=True,
+    can_limit_cached_writes=True,
     can_filter_egress=True,
     can_update_image=True,
 )
 
+STORED_MEMORY_BYTES = 30 << 20  # of every sandbox
 _LIVE = (InstanceState.RUNNING, InstanceState.FROZEN)
 _KEPT = (*_LIVE, InstanceState.HIBERNATED, InstanceState.STOPPED)
-
-
-class Operation(StrEnum):
-    """Operations with a latency that may fail."""
-
-    CREATE = "create"
-    START = "start"
-    CONFIGURE = "configure"
-    UPDATE_IMAGE = "update_image"
-    FREEZE = "freeze"
-    THAW = "thaw"
-    HIBERNATE = "hibernate"
-    RESTORE = "restore"
-    STOP = "stop"
-    SNAPSHOT = "snapshot"
-    FORK = "fork"
-    DESTROY = "destroy"
-    SET_EGRESS = "set_egress"
-    INSPECT = "inspect"
-    USAGE = "usage"
-
-
-LATENCIES: Mapping[Operation, float] = {
-    Operation.CREATE: 0.008,
-    Operation.START: 0.0,
-    Operation.CONFIGURE: 0.001,
-    Operation.UPDATE_IMAGE: 0.01,
-    Operation.FREEZE: 0.001,
-    Operation.THAW: 0.001,
-    Operation.HIBERNATE: 0.12,
-    Operation.RESTORE: 0.06,
-    Operation.STOP: 0.01,
-    Operation.SNAPSHOT: 0.1,
-    Operation.FORK: 0.15,
-    Operation.DESTROY: 0.003,
-    Operation.SET_EGRESS: 0.001,
-    Operation.INSPECT: 0.0,
-    Operation.USAGE: 0.0,
-}
-"""Default latencies in seconds, similar to those of the local driver on a small machine."""
-
-
-class ScriptedFailure(Struct, frozen=True, kw_only=True):
-    """A failure of the next matching operation."""
-
-    operation: Operation
-    error: Exception
-    uid: str | None = None
-    after_effect: bool = False
-    """Fail after the work is done: the reply is lost."""
 
 
 class _SimulatedSandbox:
@@ -151,6 +106,7 @@ class SimulatedRuntime:
         self._watchers: dict[asyncio.Queue[RuntimeEvent], None] = {}
         self._logs: defaultdict[str, list[LogLine]] = defaultdict(list)
         self._never_ready: set[str] = set()
+        self._unstorable: dict[str, str] = {}
         self._is_down = False
 
     # Controls for tests and simulations
@@ -191,6 +147,13 @@ class SimulatedRuntime:
         """Make `start` of this sandbox time out on its ready command."""
         self._never_ready.add(uid)
 
+    def set_unstorable(self, uid: str, reason: str | None = "process 7 (sleep) is traced") -> None:
+        """Make hibernation, forks and memory snapshots of a sandbox fail; `None` undoes that."""
+        if reason is None:
+            self._unstorable.pop(uid, None)
+        else:
+            self._unstorable[uid] = reason
+
     def fail_node(self, *, is_down: bool) -> None:
         """Fail every call with `UnavailableError` while the node is down; sandboxes run on."""
         self._is_down = is_down
@@ -209,14 +172,17 @@ class SimulatedRuntime:
         """Return the configuration of envd."""
         return self._get(uid).agent
 
+    def blueprint(self, uid: str) -> Blueprint:
+        """Return what a sandbox was created from."""
+        return self._get(uid).blueprint
+
     def egress(self, uid: str) -> EgressPolicy:
         """Return the current egress policy."""
         return self._get(uid).egress
 
     def log(self, uid: str, message: str, *, level: str = "info") -> None:
         """Append a line to the log of a sandbox."""
-        line = LogLine(at=self._clock.now(), level=level, message=message)
-        self._logs[uid].append(line)
+        self._logs[uid].append(LogLine(at=self._clock.now(), level=level, message=message))
 
     # Runtime port
 
@@ -235,8 +201,7 @@ class SimulatedRuntime:
         async with self._operation(Operation.START, uid):
             sandbox = self._expect(uid, *_LIVE, doing="started")
             if uid in self._never_ready:
-                limit = sandbox.blueprint.ready_timeout_seconds
-                await asyncio.sleep(limit)
+                await asyncio.sleep(limit := sandbox.blueprint.ready_timeout_seconds)
                 reason = f"not ready within {limit:g} s: its ready command never succeeded"
                 raise DeadlineExceededError(f"sandbox {uid} was {reason}")
             sandbox.is_started = True
@@ -276,6 +241,7 @@ class SimulatedRuntime:
         self._require("can_checkpoint", self._capabilities.can_checkpoint)
         async with self._operation(Operation.HIBERNATE, uid):
             sandbox = self._expect(uid, *_LIVE, InstanceState.HIBERNATED, doing="hibernated")
+            self._require_storable(sandbox)
             return self._set_state(sandbox, InstanceState.HIBERNATED)
 
     async def restore(self, uid: str) -> Instance:
@@ -310,11 +276,14 @@ class SimulatedRuntime:
                 return known[0]
             wanted = _KEPT[:3] if memory else _KEPT
             sandbox = self._expect(uid, *wanted, doing="stored")
+            if memory:
+                self._require_storable(sandbox)
             stored = StoredCheckpoint(
                 id=checkpoint_id,
                 source_uid=uid,
                 has_memory=memory,
-                size_bytes=sum(map(len, (sandbox.files or {}).values())) + (memory * (30 << 20)),
+                size_bytes=sum(map(len, (sandbox.files or {}).values()))
+                + memory * STORED_MEMORY_BYTES,
                 created_at=self._clock.now(),
                 image=sandbox.blueprint.image,
             )
@@ -328,6 +297,7 @@ class SimulatedRuntime:
         self._require("can_checkpoint", self._capabilities.can_checkpoint)
         async with self._operation(Operation.FORK, uid):
             parent = self._expect(uid, *_LIVE, doing="forked")
+            self._require_storable(parent)
             made: list[Instance | str] = []
             for child in children:
                 try:
@@ -351,6 +321,7 @@ class SimulatedRuntime:
             self._sandboxes.pop(uid, None)
             self._logs.pop(uid, None)
             self._never_ready.discard(uid)
+            self._unstorable.pop(uid, None)
 
     async def inspect(self, uid: str) -> Instance | None:
         await self._delay_or_fail(Operation.INSPECT, uid)
@@ -469,7 +440,8 @@ class SimulatedRuntime:
         return Address(ip=ip, envd=f"unix:/simulated/{uid}/envd.sock", node="unix:/simulated/node")
 
     def _set_state(self, sandbox: _SimulatedSandbox, state: InstanceState) -> Instance:
-        sandbox.instance = structs.replace(sandbox.instance, state=state, reason=None)
+        changes = {"stored_bytes": STORED_MEMORY_BYTES * (state is InstanceState.HIBERNATED)}
+        sandbox.instance = structs.replace(sandbox.instance, state=state, reason=None, **changes)
         return sandbox.instance
 
     def _get(self, uid: str) -> _SimulatedSandbox:
@@ -483,6 +455,11 @@ class SimulatedRuntime:
         if sandbox.instance.state not in states:
             raise ConflictError(f"sandbox {uid} is {sandbox.instance.state} and cannot be {doing}")
         return sandbox
+
+    def _require_storable(self, sandbox: _SimulatedSandbox) -> None:
+        reason = self._unstorable.get(sandbox.instance.uid)
+        if reason is not None and sandbox.instance.state in _LIVE:
+            raise UnstorableError(f"cannot store sandbox {sandbox.instance.uid}: {reason}")
 
     def _require(self, name: str, is_there: bool) -> None:
         if not is_there:

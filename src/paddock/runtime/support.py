@@ -22,7 +22,7 @@ from paddock.resources.kinds.template import (
     SandboxTemplateSpec,
 )
 from paddock.resources.meta import Resource
-from paddock.runtime import host_paths
+from paddock.runtime import host_paths, rates
 
 LOCAL, KUBERNETES = "local", "kubernetes"
 
@@ -66,6 +66,23 @@ def _host_names(spec: SandboxTemplateSpec) -> Iterable[str]:
     return (f"network.{path}" for path in _named_hosts(spec.network))
 
 
+def _rates(spec: SandboxTemplateSpec) -> Iterable[str]:
+    names = (*rates.NETWORK, *rates.DISK)
+    fields = (name for name in names if getattr(spec.resources, name) is not None)
+    return (f"resources.{_camel(name)}" for name in fields)
+
+
+def _camel(name: str) -> str:
+    first, *others = name.split("_")
+    return first + "".join(word.capitalize() for word in others)
+
+
+_NO_RATES = Restriction(
+    uses=_rates,
+    reason="Kubernetes does not limit bandwidth and disk I/O of a pod by itself",
+    alternative="leave it out; if the cluster's network enforces them, set the annotations "
+    "kubernetes.io/ingress-bandwidth and egress-bandwidth in podTemplate",
+)
 _NO_MEMORY = Restriction(
     uses=_hibernates,
     reason="pods cannot store their memory",
@@ -102,6 +119,7 @@ TEMPLATES: Mapping[str, tuple[Restriction, ...]] = {
             alternative="add volumeClaimTemplates, or use Freeze",
         ),
         _NO_HOSTS,
+        _NO_RATES,
     ),
 }
 _NO_SNAPSHOTS = "pods cannot be stored; keep files on a volume (volumeClaimTemplates)"

@@ -8,7 +8,8 @@ import pytest
 from msgspec import structs
 
 from paddock.claims.requests import NewSandbox
-from paddock.controllers.sandbox.controller import REASON_NOT_HIBERNATED, REASON_START_FAILED
+from paddock.controllers.sandbox.controller import REASON_START_FAILED
+from paddock.controllers.sandbox.pauses import REASON_NOT_HIBERNATED
 from paddock.kit.errors import DeadlineExceededError, UnavailableError
 from paddock.resources.kinds.builtin import Event
 from paddock.resources.kinds.sandbox import Phase, Sandbox

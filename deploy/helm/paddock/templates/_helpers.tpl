@@ -15,7 +15,9 @@ app.kubernetes.io/part-of: paddock
   "PADDOCK_API_HOST" (eq .role "gateway" | ternary (printf "paddock-api.%s" $inside) "0.0.0.0")
   "PADDOCK_API_PORT" "3001" }}
 {{- if eq .role "api" }}
-{{- $_ := set $env "PADDOCK_API_PEERS" (printf "dns:paddock-api-replicas.%s:3001" $inside) }}
+{{- $_ := merge $env (dict
+  "PADDOCK_API_PEERS" (printf "dns:paddock-api-replicas.%s:3001" $inside)
+  "PADDOCK_AUDIT_LOG" "stdout") }}
 {{- end }}
 {{- if or (eq .role "gateway") (eq .role "controllers") }}
 {{- $_ := set $env "PADDOCK_PEERS" (printf "dns:paddock-gateway-peers.%s:3002" $inside) }}

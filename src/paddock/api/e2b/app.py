@@ -1,7 +1,6 @@
 """The application that serves E2B's API, also below `/kruise/api`."""
 
 import logging
-import re
 from collections.abc import Sequence
 
 from starlette.applications import Starlette
@@ -9,15 +8,15 @@ from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import BaseRoute, Mount, Route
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from paddock.api.audit.notes import notes_of
 from paddock.api.e2b import batch, keys, metrics_logs, openapi, sandboxes, templates, unsupported
 from paddock.api.e2b.context import E2bContext, json_response
 from paddock.api.e2b.schemas import ErrorBody
 from paddock.api.e2b.to_e2b import E2bRenderer
 from paddock.api.errors import status_of
 from paddock.api.login_limits import LoginLimits
-from paddock.kit import ids
+from paddock.api.request_ids import RequestIds
 from paddock.kit.errors import (
     PaddockError,
     QuotaExceededError,
@@ -29,30 +28,6 @@ from paddock.manager.service import Manager
 from paddock.resources.tokens import TokenSeed
 
 log = logging.getLogger(__name__)
-_REQUEST_ID = re.compile(rb"^[\x21-\x7e]{1,128}$")
-
-
-class RequestIds:
-    """Assigns every request an id, or keeps the client's, and returns it in the response."""
-
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one request."""
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
-        given = dict(scope["headers"]).get(b"x-request-id", b"")
-        request_id = given if _REQUEST_ID.match(given) else ids.request_id().encode()
-        scope.setdefault("state", {})["request_id"] = request_id.decode("latin-1")
-
-        async def with_id(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                message["headers"] = [*message["headers"], (b"x-request-id", request_id)]
-            await send(message)
-
-        await self._app(scope, receive, with_id)
 
 
 def error_response(request: Request, status: int, message: str, hint: str | None) -> Response:
@@ -67,6 +42,7 @@ async def on_error(request: Request, error: Exception) -> Response:
     """Return the response for a `PaddockError`."""
     if not isinstance(error, PaddockError):
         raise TypeError("not a PaddockError") from error
+    notes_of(request.scope).fail(error)
     status = 429 if isinstance(error, QuotaExceededError) else status_of(error)
     response = error_response(request, status, error.message, error.hint)
     if isinstance(error, (RateLimitedError, UnavailableError)) and error.retry_after_seconds:

@@ -6,7 +6,8 @@ from msgspec import Struct
 from starlette.requests import Request
 from starlette.responses import Response
 
-from paddock.api.e2b.context import E2bContext, json_response, read_body, route
+from paddock.api.audit.notes import notes_of
+from paddock.api.e2b.context import E2bContext, RouteAccess, json_response, read_body, route
 from paddock.api.e2b.from_e2b import new_sandbox
 from paddock.api.e2b.schemas import CreateBody, SandboxBody
 from paddock.api.errors import status_of
@@ -58,7 +59,8 @@ async def create_batch(context: E2bContext, request: Request, caller: Caller) ->
     made = await context.manager.batches.create_many(caller, new, wanted.count)
     results = tuple(_shown(context, item) for item in made)
     ids = [result.sandbox.sandbox_id for result in results if result.sandbox is not None]
-    request.state.made = ",".join(ids)
+    notes = notes_of(request.scope)
+    notes.created, notes.requested = ids, wanted.count
     return json_response(BatchResponse(wanted.count, len(ids), results), 201)
 
 
@@ -74,4 +76,6 @@ def _shown(context: E2bContext, item: CreateResult) -> BatchResult:
     return BatchResult(item.index, error=BatchError(status_of(error), error.message))
 
 
-ROUTES = (route("/v2/sandboxes:batch", "POST", create_batch),)
+ROUTES = (
+    route("/v2/sandboxes:batch", "POST", create_batch, RouteAccess("create", "sandboxclaims")),
+)

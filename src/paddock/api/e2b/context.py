@@ -1,27 +1,24 @@
-"""Shared by all handlers of E2B's API: authentication, bodies, responses, the call log."""
+"""Shared by all handlers of E2B's API: authentication, bodies, responses."""
 
-import contextlib
-import logging
-from collections.abc import Awaitable, Callable, Generator
+from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
-from urllib.parse import quote
 
 import msgspec
+from msgspec import Struct
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
 from paddock.api import bodies
+from paddock.api.audit.e2b_calls import CALLS
+from paddock.api.audit.notes import CALLER, notes_of
 from paddock.api.e2b.to_e2b import E2bRenderer
-from paddock.api.login_limits import LoginLimits
+from paddock.api.login_limits import LoginLimits, limited_address
 from paddock.claims.caller import Caller
-from paddock.kit.errors import InvalidError, PaddockError
-from paddock.kit.logs import fields
+from paddock.kit.errors import InvalidError
 from paddock.manager.keys import Keyring
 from paddock.manager.service import Manager
 
-calls = logging.getLogger("paddock.api.calls")
-"""The audit log: which key changed what."""
 MAX_BODY_BYTES = 1 << 20
 B = TypeVar("B")
 _json = msgspec.json.Encoder()
@@ -41,66 +38,57 @@ class E2bContext:
     def caller(self, request: Request) -> Caller:
         """Return the authenticated caller; another control plane may have authenticated it
         already."""
-        known: Caller | None = request.scope.get("paddock.caller")
+        known: Caller | None = request.scope.get(CALLER)
         if known is not None:
             return known
         return authenticate(request, self.keyring, self.logins)
 
 
 def authenticate(request: Request, keyring: Keyring, logins: LoginLimits) -> Caller:
-    """Return the caller whose API key the request carries; wrong keys are slowed down."""
+    """Return the caller whose API key the request carries; wrong keys are slowed down, and calls
+    are counted."""
     key = request.headers.get("x-api-key")
     if not key:
         return keyring.authenticate(None)
-    return logins.check(request, key, lambda: keyring.authenticate(key))
+    caller = logins.check(request, key, lambda: keyring.authenticate(key))
+    request.scope[CALLER] = caller
+    logins.calls.take(limited_address(request), caller.key_id)
+    return caller
 
 
+ROUTE_ACCESS: dict[tuple[str, str], "RouteAccess | None"] = {}
+"""The right of every route, by method and path."""
 Handler = Callable[[E2bContext, Request, Caller], Awaitable[Response]]
 
 
-@contextlib.contextmanager
-def log_call(request: Request, caller: Caller) -> Generator[None]:
-    """Log a call that may change something: caller, path, result, created ids.
+class RouteAccess(Struct, frozen=True):
+    """The right that a route needs; the use case decides about the object."""
 
-    Handlers put created ids in `request.state.made`, and a result other than success, if they do
-    not raise, in `request.state.result`.
-    """
-    if request.method in ("GET", "HEAD"):
-        yield
-        return
-    result = "broken off"
-    try:
-        yield
-        result = getattr(request.state, "result", "done")
-    except PaddockError as error:
-        result = error.reason
-        raise
-    finally:
-        # Every value is quoted or checked, so that callers cannot forge log lines.
-        facts = fields(
-            method=request.method,
-            path=quote(request.scope["path"], errors="replace"),
-            team=caller.team,
-            key=caller.key_id,
-            request=getattr(request.state, "request_id", "-"),
-            result=result,
-            made=getattr(request.state, "made", "") or "-",
-        )
-        calls.info("called", extra=facts)
+    verb: str
+    resource: str
 
 
-def route(path: str, method: str, handler: Handler) -> Route:
+UNSUPPORTED = None
+"""The right of a route that refuses every caller."""
+
+
+def route(path: str, method: str, handler: Handler, access: RouteAccess | None) -> Route:
     """Return a route whose handler gets the authenticated caller."""
 
+    call = CALLS.get((method, path))
+
     async def endpoint(request: Request) -> Response:
+        notes_of(request.scope).call = call
         context: E2bContext = request.app.state.e2b
         caller = context.caller(request)
+        if access is not None:
+            caller.require(access.verb, access.resource)
         if (sandbox_id := request.path_params.get("id")) is not None:
             # A shard of a batch becomes a regular sandbox on its first use.
             await context.manager.batches.materialize_claim(sandbox_id.partition("-")[0], caller)
-        with log_call(request, caller):
-            return await handler(context, request, caller)
+        return await handler(context, request, caller)
 
+    ROUTE_ACCESS[(method, path)] = access
     endpoint.__name__ = handler.__name__
     endpoint.__doc__ = handler.__doc__
     return Route(path, endpoint, methods=[method])

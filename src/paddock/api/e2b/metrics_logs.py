@@ -6,7 +6,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from paddock.api.e2b import query, to_e2b
-from paddock.api.e2b.context import E2bContext, json_response, route
+from paddock.api.e2b.context import E2bContext, RouteAccess, json_response, route
 from paddock.claims.caller import Caller
 from paddock.kit.errors import InvalidError, PaddockError
 
@@ -78,8 +78,8 @@ async def logs_v2(context: E2bContext, request: Request, caller: Caller) -> Resp
 
 
 ROUTES = (
-    route("/sandboxes/metrics", "GET", metrics_of_many),
-    route("/sandboxes/{id}/metrics", "GET", metrics),
-    route("/sandboxes/{id}/logs", "GET", logs_v1),
-    route("/v2/sandboxes/{id}/logs", "GET", logs_v2),
+    route("/sandboxes/metrics", "GET", metrics_of_many, RouteAccess("get", "sandboxes/metrics")),
+    route("/sandboxes/{id}/metrics", "GET", metrics, RouteAccess("get", "sandboxes/metrics")),
+    route("/sandboxes/{id}/logs", "GET", logs_v1, RouteAccess("get", "sandboxes/logs")),
+    route("/v2/sandboxes/{id}/logs", "GET", logs_v2, RouteAccess("get", "sandboxes/logs")),
 )

@@ -46,6 +46,7 @@ _BODIES: Mapping[str, type] = {
     "snapshot": schemas.SnapshotBody,
     "create_key": keys.NewKey,
     "change_key": keys.KeyPatch,
+    "rotate_key": keys.KeyRotation,
     "publish": schemas.TemplatePatch,
     "change_team": keys.TeamPatch,
 }

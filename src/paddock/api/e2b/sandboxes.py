@@ -5,8 +5,16 @@ import re
 from starlette.requests import Request
 from starlette.responses import Response
 
+from paddock.api.audit.notes import notes_of
 from paddock.api.e2b import from_e2b, query, to_e2b
-from paddock.api.e2b.context import E2bContext, json_response, no_content, read_body, route
+from paddock.api.e2b.context import (
+    E2bContext,
+    RouteAccess,
+    json_response,
+    no_content,
+    read_body,
+    route,
+)
 from paddock.api.e2b.extensions import duration
 from paddock.api.e2b.schemas import (
     ConnectBody,
@@ -21,7 +29,7 @@ from paddock.api.e2b.schemas import (
     TimeoutBody,
 )
 from paddock.api.errors import status_of
-from paddock.claims.caller import Caller, Role
+from paddock.claims.caller import Caller
 from paddock.claims.requests import DEFAULT_TIMEOUT_SECONDS
 from paddock.kit.errors import InvalidError, PaddockError
 from paddock.resources.kinds.template import NetworkPolicy
@@ -41,7 +49,7 @@ async def _create(context: E2bContext, request: Request, caller: Caller, default
         caller, from_e2b.new_sandbox(wanted, default_timeout=default, idempotency_key=key)
     )
     created = context.renderer.created(sandbox)
-    request.state.made = created.sandbox_id
+    notes_of(request.scope).created = (created.sandbox_id,)
     return json_response(created, 201)
 
 
@@ -84,7 +92,7 @@ async def detail(context: E2bContext, request: Request, caller: Caller) -> Respo
     """Return one sandbox."""
     sandbox = await context.manager.queries.get(caller, request.path_params["id"])
     policy = context.manager.networks.effective(sandbox)
-    may_act = caller.role is not Role.READER
+    may_act = caller.may("create", "sandboxes/connect")
     return json_response(context.renderer.detail(sandbox, policy, with_token=may_act))
 
 
@@ -167,8 +175,8 @@ async def network(context: E2bContext, request: Request, caller: Caller) -> Resp
 
 async def show_network(context: E2bContext, request: Request, caller: Caller) -> Response:
     """Return the network policy in effect, and the parts of which it is the intersection."""
-    policy, parts = context.manager.networks.parts(caller, request.path_params["id"])
-    return json_response(to_e2b.network_view(policy, parts))
+    effective, parts = context.manager.networks.parts(caller, request.path_params["id"])
+    return json_response(to_e2b.network_view(effective, parts))
 
 
 async def fork(context: E2bContext, request: Request, caller: Caller) -> Response:
@@ -184,7 +192,9 @@ async def fork(context: E2bContext, request: Request, caller: Caller) -> Respons
         context.renderer.created(result.sandbox) if result.sandbox is not None else None
         for result in results
     ]
-    request.state.made = ",".join(item.sandbox_id for item in made if item is not None)
+    notes = notes_of(request.scope)
+    notes.created = [item.sandbox_id for item in made if item is not None]
+    notes.requested = wanted.count
     return json_response(
         [
             {"sandbox": item} if item is not None else {"error": _refusal(result.error)}
@@ -207,25 +217,33 @@ async def snapshot(context: E2bContext, request: Request, caller: Caller) -> Res
         caller, request.path_params["id"], name=wanted.name, memory=wanted.memory is not False
     )
     shown = to_e2b.snapshot(checkpoint)
-    request.state.made = shown.snapshot_id
+    notes_of(request.scope).created = (shown.snapshot_id,)
     return json_response(shown, 201)
 
 
 ROUTES = (
-    route("/v2/sandboxes", "POST", create_v2),
-    route("/sandboxes", "POST", create_v1),
-    route("/v2/sandboxes", "GET", list_v2),
-    route("/sandboxes", "GET", list_v1),
-    route("/sandboxes/{id}", "GET", detail),
-    route("/sandboxes/{id}", "DELETE", kill),
-    route("/sandboxes/{id}/pause", "POST", pause),
-    route("/sandboxes/{id}/resume", "POST", resume),
-    route("/sandboxes/{id}/connect", "POST", connect),
-    route("/v2/sandboxes/{id}/connect", "POST", connect),
-    route("/sandboxes/{id}/timeout", "POST", set_timeout),
-    route("/sandboxes/{id}/refreshes", "POST", refresh),
-    route("/sandboxes/{id}/network", "GET", show_network),
-    route("/sandboxes/{id}/network", "PUT", network),
-    route("/sandboxes/{id}/fork", "POST", fork),
-    route("/sandboxes/{id}/snapshots", "POST", snapshot),
+    route("/v2/sandboxes", "POST", create_v2, RouteAccess("create", "sandboxclaims")),
+    route("/sandboxes", "POST", create_v1, RouteAccess("create", "sandboxclaims")),
+    route("/v2/sandboxes", "GET", list_v2, RouteAccess("list", "sandboxes")),
+    route("/sandboxes", "GET", list_v1, RouteAccess("list", "sandboxes")),
+    route("/sandboxes/{id}", "GET", detail, RouteAccess("get", "sandboxes")),
+    route("/sandboxes/{id}", "DELETE", kill, RouteAccess("delete", "sandboxes")),
+    route("/sandboxes/{id}/pause", "POST", pause, RouteAccess("create", "sandboxes/pause")),
+    route("/sandboxes/{id}/resume", "POST", resume, RouteAccess("create", "sandboxes/resume")),
+    route("/sandboxes/{id}/connect", "POST", connect, RouteAccess("create", "sandboxes/connect")),
+    route(
+        "/v2/sandboxes/{id}/connect", "POST", connect, RouteAccess("create", "sandboxes/connect")
+    ),
+    route(
+        "/sandboxes/{id}/timeout", "POST", set_timeout, RouteAccess("create", "sandboxes/timeout")
+    ),
+    route(
+        "/sandboxes/{id}/refreshes", "POST", refresh, RouteAccess("create", "sandboxes/refreshes")
+    ),
+    route("/sandboxes/{id}/network", "GET", show_network, RouteAccess("get", "sandboxes/network")),
+    route("/sandboxes/{id}/network", "PUT", network, RouteAccess("update", "sandboxes/network")),
+    route("/sandboxes/{id}/fork", "POST", fork, RouteAccess("create", "sandboxes/fork")),
+    route(
+        "/sandboxes/{id}/snapshots", "POST", snapshot, RouteAccess("create", "sandboxes/snapshots")
+    ),
 )

@@ -58,7 +58,11 @@ class NetworkPartView(E2BBody, frozen=True, kw_only=True):
     allow_private_networks: bool | UnsetType = UNSET
     network: NetworkConfig | UnsetType = UNSET
     exceeds_template: bool | UnsetType = UNSET
-    """Whether an administrator allowed it to exceed the template."""
+    """Whether an operator allowed it to exceed the template."""
+    ingress_bandwidth: int | UnsetType = UNSET
+    """Network traffic to the sandbox in bits per second; unset: no limit of this part."""
+    egress_bandwidth: int | UnsetType = UNSET
+    """Network traffic of the sandbox in bits per second; unset: no limit of this part."""
 
 
 class NetworkView(E2BBody, frozen=True, kw_only=True, omit_defaults=False):
@@ -67,6 +71,10 @@ class NetworkView(E2BBody, frozen=True, kw_only=True, omit_defaults=False):
     allow_internet_access: bool
     allow_private_networks: bool
     network: NetworkConfig
+    ingress_bandwidth: int | UnsetType = UNSET
+    """Network traffic to the sandbox in bits per second. 0: no limit. Unset on a cluster."""
+    egress_bandwidth: int | UnsetType = UNSET
+    """Network traffic of the sandbox in bits per second. 0: no limit. Unset on a cluster."""
     parts: tuple[NetworkPartView, ...]
 
 

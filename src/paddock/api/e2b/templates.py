@@ -4,7 +4,14 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from paddock.api.e2b import query, to_e2b
-from paddock.api.e2b.context import E2bContext, json_response, no_content, read_body, route
+from paddock.api.e2b.context import (
+    E2bContext,
+    RouteAccess,
+    json_response,
+    no_content,
+    read_body,
+    route,
+)
 from paddock.api.e2b.schemas import TemplatePatch
 from paddock.claims.caller import Caller
 
@@ -82,13 +89,13 @@ async def snapshots(context: E2bContext, request: Request, caller: Caller) -> Re
 
 
 ROUTES = (
-    route("/templates", "GET", list_templates),
-    route("/v2/templates", "GET", list_templates),
-    route("/default-templates", "GET", list_templates),
-    route("/templates/aliases/{alias:path}", "GET", alias),
-    route("/snapshots", "GET", snapshots),
-    route("/templates/{id:path}", "GET", template),
-    route("/templates/{id:path}", "DELETE", delete_template),
-    route("/templates/{id:path}", "PATCH", publish),
-    route("/v2/templates/{id:path}", "PATCH", publish),
+    route("/templates", "GET", list_templates, RouteAccess("list", "sandboxtemplates")),
+    route("/v2/templates", "GET", list_templates, RouteAccess("list", "sandboxtemplates")),
+    route("/default-templates", "GET", list_templates, RouteAccess("list", "sandboxtemplates")),
+    route("/templates/aliases/{alias:path}", "GET", alias, RouteAccess("get", "sandboxtemplates")),
+    route("/snapshots", "GET", snapshots, RouteAccess("list", "checkpoints")),
+    route("/templates/{id:path}", "GET", template, RouteAccess("get", "sandboxtemplates")),
+    route("/templates/{id:path}", "DELETE", delete_template, RouteAccess("delete", "checkpoints")),
+    route("/templates/{id:path}", "PATCH", publish, RouteAccess("patch", "templates")),
+    route("/v2/templates/{id:path}", "PATCH", publish, RouteAccess("patch", "templates")),
 )

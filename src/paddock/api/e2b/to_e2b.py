@@ -20,8 +20,9 @@ from paddock.api.e2b.schemas import (
     SnapshotInfo,
     TemplateBody,
 )
+from paddock.cache.states import is_running_or_pausing
 from paddock.claims.quota.ledger import resources_of
-from paddock.manager.sandboxes.networks import NetworkPart
+from paddock.manager.sandboxes.networks import NetworkInEffect, NetworkPart
 from paddock.manager.sandboxes.requests import LogEntry, UsageSample
 from paddock.resources import quantity
 from paddock.resources.default_limits import (
@@ -58,12 +59,14 @@ class E2bRenderer:
         self._domain = domain
 
     def _token(self, claim: ClaimIdentity) -> str | UnsetType:
-        return self._seed.access_token(claim.sandbox_id) if claim.access_token_hash else UNSET
+        known = claim.access_token_hash
+        return self._seed.access_token(claim.sandbox_id, known) if known else UNSET
 
     def created(self, sandbox: Sandbox) -> SandboxBody:
         """Return the body for create, connect, resume and fork; it includes the tokens."""
         claim = _claim(sandbox)
-        traffic = self._seed.traffic_token(claim.sandbox_id) if claim.traffic_token_hash else None
+        known = claim.traffic_token_hash
+        traffic = self._seed.traffic_token(claim.sandbox_id, known) if known else None
         return SandboxBody(
             template_id=claim.template_id,
             sandbox_id=claim.sandbox_id,
@@ -99,7 +102,7 @@ class E2bRenderer:
                 auto_resume=bool(wakes and wakes.enabled),
                 on_timeout="pause" if claim.auto_pause else "kill",
             ),
-            pause_mode=("filesystem" if stopped else "full") if sandbox.spec.paused else UNSET,
+            pause_mode=("filesystem" if stopped else "full") if _is_paused(sandbox) else UNSET,
         )
 
 
@@ -110,11 +113,19 @@ def _claim(sandbox: Sandbox) -> ClaimIdentity:
     return claim
 
 
+def _is_paused(sandbox: Sandbox) -> bool:
+    """Whether it is paused. A sandbox that is being paused still runs."""
+    return sandbox.status.phase is Phase.PAUSED or not is_running_or_pausing(sandbox)
+
+
 def _common(sandbox: Sandbox) -> dict[str, Any]:
     claim = _claim(sandbox)
     resources = resources_of(sandbox)
-    paused = sandbox.spec.paused or sandbox.status.phase is Phase.PAUSED
+    paused = _is_paused(sandbox)
     end = deadlines.end_of(sandbox.spec)
+    if sandbox.spec.paused and not paused and (before := sandbox.spec.before_pause) is not None:
+        # It is being paused: its deadline applies until then.
+        end = before.pause_time or before.shutdown_time
     if paused and end is None and not deadlines.never_ends(sandbox.spec):
         # As in E2B: its timeout ended with the pause. Kept indefinitely, it has no other end.
         end = sandbox.status.paused_at
@@ -152,9 +163,12 @@ def disk_mb(resources: Resources) -> int:
     )
 
 
-def network_view(policy: NetworkPolicy, parts: Sequence[NetworkPart]) -> NetworkView:
+def network_view(effective: NetworkInEffect, parts: Sequence[NetworkPart]) -> NetworkView:
     """Return the body of a sandbox's network policy and its parts."""
+    policy, rates = effective.policy, effective.rates
     return NetworkView(
+        ingress_bandwidth=rates.ingress if rates else UNSET,
+        egress_bandwidth=rates.egress if rates else UNSET,
         allow_internet_access=policy.allow_internet_access,
         allow_private_networks=policy.allow_private_networks,
         network=network_body(policy),
@@ -166,6 +180,8 @@ def network_view(policy: NetworkPolicy, parts: Sequence[NetworkPart]) -> Network
                 allow_private_networks=part.policy.allow_private_networks if part.policy else UNSET,
                 network=network_body(part.policy) if part.policy else UNSET,
                 exceeds_template=part.is_opened or UNSET,
+                ingress_bandwidth=(part.rates and part.rates.ingress) or UNSET,
+                egress_bandwidth=(part.rates and part.rates.egress) or UNSET,
             )
             for part in parts
         ),

@@ -3,7 +3,7 @@
 from starlette.requests import Request
 from starlette.responses import Response
 
-from paddock.api.e2b.context import E2bContext, Handler, route
+from paddock.api.e2b.context import UNSUPPORTED, E2bContext, Handler, route
 from paddock.claims.caller import Caller
 from paddock.kit.errors import UnsupportedError
 
@@ -66,5 +66,5 @@ _METHODS: tuple[tuple[str, str, tuple[str, str]], ...] = (
     ("/admin/{rest:path}", "POST", _NODES),
 )
 
-ROUTES = tuple(route(path, method, _refuses(what)) for path, method, what in _METHODS)
+ROUTES = tuple(route(path, method, _refuses(what), UNSUPPORTED) for path, method, what in _METHODS)
 """Must precede the template routes, whose ids may contain slashes."""

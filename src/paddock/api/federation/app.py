@@ -16,8 +16,10 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from paddock.api import bodies
+from paddock.api.audit.e2b_calls import CALLS, call_of_sandbox
+from paddock.api.audit.notes import CALLER, notes_of
 from paddock.api.e2b import query
-from paddock.api.e2b.context import authenticate, log_call
+from paddock.api.e2b.context import authenticate
 from paddock.api.errors import retry_after, status_of
 from paddock.api.federation import lists
 from paddock.api.internal import ERROR_HANDLERS
@@ -41,8 +43,6 @@ from paddock.manager.service import Manager
 from paddock.resources import codec
 
 Application = ASGIApp
-CALLER = "paddock.caller"
-"""Key in an ASGI scope of a caller that another control plane has authenticated."""
 MAX_BODY_BYTES = 1 << 20
 MAX_MESSAGE_BYTES = 2 << 20
 """Limit of a message to a peer, which contains a body of `MAX_BODY_BYTES` in base64."""
@@ -77,9 +77,11 @@ def create_app(
 
     async def claim(request: Request) -> Response:
         wanted = msgspec.json.decode(await read_verified(request), type=ForwardedClaim)
-        caller = Caller(wanted.team, "", wanted.role)
+        # The other control plane has checked the scopes.
+        caller = request.scope[CALLER] = Caller(wanted.team, wanted.key_id, wanted.role)
         admitted = federation.admit(wanted)
         sandbox = await manager.claims.create(caller, admitted)
+        notes_of(request.scope).created = (admitted.sandbox_id,)
         if federation.is_abandoned(admitted.sandbox_id):
             await manager.lifecycle.kill(caller, admitted.sandbox_id)
             raise NotFoundError("the caller has given up on this claim")
@@ -87,10 +89,11 @@ def create_app(
 
     async def abandon(request: Request) -> Response:
         wanted = msgspec.json.decode(await read_verified(request), type=AbandonedClaim)
+        notes_of(request.scope).name = wanted.sandbox_id
         federation.abandon(wanted.sandbox_id)
         sandbox = manager.queries.find_by_id(wanted.sandbox_id)
         if sandbox is not None and sandbox.spec.claim is not None:
-            caller = Caller(sandbox.spec.claim.owner, "", Role.MEMBER)
+            caller = request.scope[CALLER] = Caller(sandbox.spec.claim.owner, "", Role.MEMBER)
             await manager.lifecycle.kill(caller, wanted.sandbox_id)
         return Response(status_code=204)
 
@@ -103,7 +106,7 @@ def create_app(
 
     async def call(request: Request) -> Response:
         wanted = msgspec.json.decode(await read_verified(request), type=ForwardedCall)
-        caller = Caller(wanted.team, "", wanted.role)
+        caller = Caller(wanted.team, wanted.key_id, wanted.role, wanted.scopes)
         return _json(msgspec.json.encode(await _call_e2b(e2b, wanted, caller)))
 
     return Starlette(
@@ -180,6 +183,7 @@ class FederationProxy:
         try:
             response = await work(Request(scope, receive))
         except PaddockError as error:
+            notes_of(scope).fail(error)
             shown = {"code": status_of(error), "message": error.message}
             wait = retry_after(error)
             headers = {"retry-after": str(int(wait))} if wait is not None else None
@@ -197,6 +201,7 @@ class FederationProxy:
         return partial(self._forward, sandbox_id=match[1])
 
     async def _list(self, request: Request) -> Response:
+        notes_of(request.scope).call = CALLS[("GET", "/sandboxes")]
         caller = authenticate(request, self._keyring, self._logins)
         call = _call(request, caller, b"")
         here = await _call_e2b(self._e2b, call, caller)
@@ -214,13 +219,11 @@ class FederationProxy:
         return _to_response(reply)
 
     async def _forward(self, request: Request, *, sandbox_id: str) -> Response:
+        notes = notes_of(request.scope)
+        notes.call, notes.name = call_of_sandbox(request.method, request.url.path), sandbox_id
         caller = authenticate(request, self._keyring, self._logins)
-        # The other cluster receives only the team, so the key is logged here.
-        with log_call(request, caller):
-            call = _call(request, caller, await bodies.read_limited(request, MAX_BODY_BYTES))
-            reply = await self._federation.forward(sandbox_id, call, timeout_seconds=CALL_SECONDS)
-            if reply.status >= 400:
-                request.state.result = f"status {reply.status}"
+        call = _call(request, caller, await bodies.read_limited(request, MAX_BODY_BYTES))
+        reply = await self._federation.forward(sandbox_id, call, timeout_seconds=CALL_SECONDS)
         return _to_response(reply)
 
 
@@ -228,6 +231,8 @@ def _call(request: Request, caller: Caller, body: bytes) -> ForwardedCall:
     return ForwardedCall(
         team=caller.team,
         role=caller.role,
+        scopes=caller.scopes,
+        key_id=caller.key_id if caller.scopes else "",
         method=request.method,
         path=request.url.path,
         query=request.url.query,

@@ -17,6 +17,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from paddock.api.admission_webhook import Check
+from paddock.api.audit.notes import CALLER, notes_of
 from paddock.api.kube import discovery, routes
 from paddock.api.kube.auth import authenticate
 from paddock.api.kube.context import KubeContext, json_response
@@ -27,6 +28,8 @@ from paddock.api.kube.settings import KubeApiSettings
 from paddock.api.kube.status import NotAllowedError, code_of, failure_status, headers_of
 from paddock.api.kube.verbs import reviews
 from paddock.api.login_limits import LoginLimits
+from paddock.api.request_ids import RequestIds
+from paddock.claims.caller import Caller, Role
 from paddock.kit.clock import Clock, system
 from paddock.kit.errors import NotFoundError, PaddockError
 from paddock.store.port import Store
@@ -35,6 +38,7 @@ log = logging.getLogger(__name__)
 
 _METHODS = ["GET", "POST", "PUT", "PATCH", "DELETE"]
 _AGGREGATED = "APIGroupDiscoveryList"
+_OPERATOR = Caller("", role=Role.OPERATOR)
 
 
 def create_app(
@@ -74,6 +78,7 @@ def create_app(
         },
     )
     app.add_middleware(_AuthMiddleware, settings=settings, logins=logins or LoginLimits(clock))
+    app.add_middleware(RequestIds, header=b"audit-id")
     return app
 
 
@@ -93,6 +98,7 @@ class _AuthMiddleware:
             except PaddockError as error:
                 await _error_response(request, error)(scope, receive, send)
                 return
+            scope[CALLER] = _OPERATOR
         await self._app(scope, receive, send)
 
 
@@ -161,6 +167,7 @@ def _document_or_404(request: Request, document: object | None) -> Response:
 
 
 def _error_response(request: Request, error: PaddockError) -> Response:
+    notes_of(request.scope).fail(error)
     target: ResourceTarget | None = getattr(request.state, "target", None)
     info = target.info if target else None
     name = (target.name if target else None) or getattr(request.state, "name", None)

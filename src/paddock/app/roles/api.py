@@ -13,7 +13,7 @@ from typing import Any
 from paddock.adapters.gateway.gateway_notifier import GatewayNotifier
 from paddock.adapters.replicas import Replicas
 from paddock.api.internal import GatewayReport
-from paddock.app.wiring import backends, default_resources, run_parts
+from paddock.app.wiring import audit, backends, default_resources, run_parts
 from paddock.app.wiring.applications import build_application, build_login_limits
 from paddock.app.wiring.assembly import assemble
 from paddock.app.wiring.http_server import AsgiServer, listen
@@ -58,11 +58,13 @@ async def run(settings: Settings, stop: asyncio.Event, on_ready: Callable[[], No
         async def on_report(report: GatewayReport) -> tuple[str, ...]:
             return gateways.register(report.url)
 
+        calls = stack.enter_context(audit.opened(settings, clock))
         application = build_application(
             parts,
             manager,
             kube=_not_found,
             logins=build_login_limits(settings, clock),
+            audit=calls,
             token=secrets.token,
             on_report=on_report,
         )
@@ -79,6 +81,7 @@ async def run(settings: Settings, stop: asyncio.Event, on_ready: Callable[[], No
         others: dict[str, Callable[[], Awaitable[None]]] = {
             "replicas": replicas.keep_resolved,
             "key usage": parts.keep_keys_flushed,
+            "audit log": calls.run,
             "failed claims": manager.cleanup.run,
             "waiting claims": parts.environments.follower().run,
         }

@@ -10,18 +10,23 @@ from typing import Any
 
 from paddock.adapters.gateway.activity_reports import ActivityReports
 from paddock.adapters.gateway.gateway_notifier import GatewayNotifier
+from paddock.adapters.node_metrics import NodeMetrics
 from paddock.adapters.runtime_agent import RuntimeAgent
+from paddock.api.audit.described import describe_kube
+from paddock.api.audit.event import OPERATOR
+from paddock.api.audit.log import AuditLog
+from paddock.api.audit.middleware import Audited
 from paddock.api.dispatcher import Dispatcher
 from paddock.api.federation.app import Application
 from paddock.api.internal import GatewayReport
 from paddock.api.kube.app import create_app as create_kube
 from paddock.api.kube.settings import KubeApiSettings
-from paddock.app.wiring import backends, default_resources, run_parts
+from paddock.app.wiring import audit, backends, default_resources, run_parts
 from paddock.app.wiring.applications import build_application, build_login_limits
 from paddock.app.wiring.assembly import assemble
 from paddock.app.wiring.http_server import AsgiServer, listen
 from paddock.app.wiring.idle_pause import IdlePauses
-from paddock.app.wiring.secrets import Secrets, load_or_create
+from paddock.app.wiring.secrets import Secrets, load_or_create, token_seed
 from paddock.app.wiring.tls import own_certificate
 from paddock.claims.ports import Announcer
 from paddock.controllers.batch.tasks.runner import TaskRunner
@@ -29,15 +34,18 @@ from paddock.engine.recorder import Recorder
 from paddock.engine.supervisor import Part, StartGroup
 from paddock.kit import clock as clocks
 from paddock.kit.clock import Clock
+from paddock.kit.encryption import DataCipher
 from paddock.kit.errors import PaddockError
 from paddock.kit.logs import fields
-from paddock.resources.tokens import TokenSeed
 from paddock.runtime import host_paths
+from paddock.runtime.local.driver import LocalRuntime
+from paddock.runtime.local.storage.reserve import DiskReserve, export_metrics
 from paddock.runtime.port import Runtime
 from paddock.runtime.support import support_check
 from paddock.settings import Settings
 from paddock.store.embedded import EmbeddedStore
 from paddock.store.port import Store
+from paddock.store.sqlite import SqliteStore
 
 log = logging.getLogger(__name__)
 
@@ -59,17 +67,18 @@ class ControlPlane:
         tasks: TaskRunner | None = None,
         is_sole_writer: bool | None = None,
         expected_gateways: int = 0,
+        audit: AuditLog | None = None,
     ) -> None:
         """Wire the parts; `is_sole_writer`: no other process writes to the store.
 
-        `expected_gateways` run already, or are about to.
+        `expected_gateways` run already, or are about to. Without `audit`, calls are not recorded.
         """
         self.settings = settings
         self.secrets = secrets
         self.store = store
         self.runtime = runtime
         self.clock = clock or clocks.system()
-        self.seed = TokenSeed(secrets.seed.encode())
+        self.seed = token_seed(secrets)
         self.assembly = assemble(
             settings,
             store,
@@ -97,6 +106,7 @@ class ControlPlane:
             runtime, self.agent, self.recorder, self.batches, self.gateways
         )
         self.activity = ActivityReports(self.clock)
+        self.audit = audit or AuditLog(None, self.clock)
         self.logins = build_login_limits(settings, self.clock)
         self._idle = IdlePauses(
             self.activity,
@@ -112,7 +122,8 @@ class ControlPlane:
         kube = KubeApiSettings(tokens=(self.secrets.token,))
         allowed = host_paths.parse(self.settings.host_paths)
         checks = [support_check(self.runtime.name, allowed_paths=allowed)]
-        return create_kube(self.store, kube, checks=checks, logins=self.logins)
+        app = create_kube(self.store, kube, checks=checks, logins=self.logins)
+        return Audited(app, self.audit, describe_kube, unnamed=OPERATOR)
 
     def application(self) -> Dispatcher:
         """Return the HTTP application."""
@@ -121,6 +132,7 @@ class ControlPlane:
             self.manager,
             kube=self.declarative_api,
             logins=self.logins,
+            audit=self.audit,
             token=self.secrets.token,
             on_report=self.on_report,
         )
@@ -141,7 +153,19 @@ class ControlPlane:
             "idle pauses": self._idle.run(),
             "key usage": self.assembly.keep_keys_flushed(),
             "old events": self._sweep_events(),
+            **(
+                {"store encryption": self.store.keep_encrypted()}
+                if isinstance(self.store, SqliteStore)
+                else {}
+            ),
+            "audit log": self.audit.run(),
+            **self._node_metrics(),
         }
+
+    def _node_metrics(self) -> dict[str, Coroutine[Any, Any, None]]:
+        if not isinstance(self.runtime, LocalRuntime):
+            return {}
+        return {"metrics of the node": NodeMetrics().run(self.runtime)}
 
     async def _sweep_events(self) -> None:
         """Delete old Events at intervals. A cluster deletes them itself."""
@@ -159,6 +183,9 @@ class ControlPlane:
 
     async def run(self, stop: asyncio.Event, *, on_ready: Callable[[], None]) -> None:
         """Run until `stop` is set: the cache first, then controllers, then the API."""
+        if self.settings.runtime == "local":
+            reserve = DiskReserve(self.settings.state, self.settings.disk_reserve_bytes)
+            export_metrics(reserve)
         listener = listen(self.settings.api_host, self.settings.api_port)
         server = AsgiServer(self.application(), listener, on_ready)
         parts = [
@@ -199,16 +226,21 @@ class ControlPlane:
 async def run(settings: Settings, stop: asyncio.Event, on_ready: Callable[[], None]) -> None:
     """Run the control plane until `stop` is set."""
     secrets = load_or_create(settings)
-    store = await backends.open_store(settings)
+    cipher = DataCipher(secrets.encryption_keys) if secrets.encryption_keys else None
+    store = await backends.open_store(settings, cipher)
     runtime = backends.open_runtime(settings)
+    clock = clocks.system()
     try:
-        plane = ControlPlane(
-            settings,
-            secrets,
-            store=store,
-            runtime=runtime,
-            expected_gateways=settings.gateway_count,
-        )
-        await plane.run(stop, on_ready=on_ready)
+        with audit.opened(settings, clock) as calls:
+            plane = ControlPlane(
+                settings,
+                secrets,
+                store=store,
+                runtime=runtime,
+                clock=clock,
+                expected_gateways=settings.gateway_count,
+                audit=calls,
+            )
+            await plane.run(stop, on_ready=on_ready)
     finally:
         await store.close()

@@ -18,7 +18,7 @@ from paddock.adapters.membership import Membership
 from paddock.api.internal import GatewayReport
 from paddock.api.kube.verbs.read import STORED
 from paddock.app.wiring import backends
-from paddock.app.wiring.secrets import load_or_create
+from paddock.app.wiring.secrets import load_or_create, token_seed
 from paddock.cache.provider import Provider
 from paddock.engine.informer import Filter
 from paddock.gateway.activity import Activity
@@ -58,7 +58,7 @@ async def run(settings: Settings, stop: asyncio.Event, on_ready: Callable[[], No
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     secrets = load_or_create(settings)
-    seed = TokenSeed(secrets.seed.encode())
+    seed = token_seed(secrets)
     clock = clocks.system()
     base = f"http://{settings.api_host}:{settings.api_port}"
     store = await _open_store(settings, base, secrets.token)
@@ -152,6 +152,7 @@ def build_limits(settings: Settings) -> GatewayLimits:
         connections=settings.max_connections,
         connections_per_address=settings.max_connections_per_address,
         first_byte_seconds=settings.first_byte_seconds,
+        pause_grace_seconds=settings.pause_grace_seconds,
         descriptors=resource.getrlimit(resource.RLIMIT_NOFILE)[0],
     )
 

@@ -15,6 +15,8 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import msgspec
+
 from paddock.app.up import envoy, pool_progress
 from paddock.app.up.processes import PATIENT_TRIES, TRIES, SupervisedProcess, wait_until
 from paddock.app.up.progress import Progress
@@ -24,6 +26,7 @@ from paddock.kit.errors import ConflictError, InvalidError
 from paddock.kit.tasks import background
 from paddock.runtime import host_paths
 from paddock.runtime.outbound_settings import node_file, write_node_file
+from paddock.runtime.rate_settings import rates_of
 from paddock.settings import PREFIX, PRIVATE_UMASK, PURGE_FILE, Settings
 
 START_SECONDS = 60.0
@@ -51,6 +54,11 @@ class MachineSupervisor:
                 *("--socket", settings.node_socket),
                 *("--log-level", settings.log_level),
                 *("--outbound", str(node_file(settings))),
+                *("--rates", msgspec.json.encode(rates_of(settings)).decode()),
+                *("--clone-hook-seconds", str(settings.clone_hook_seconds)),
+                *_disk_reserve(settings),
+                f"--heavy-work={settings.heavy_work}",
+                f"--heavy-work-per-team={settings.heavy_work_per_team}",
                 *(f"--host-path={path}" for path in host_paths.parse(settings.host_paths)),
             ],
             log_file=logs / "node.log",
@@ -208,6 +216,11 @@ async def _started(
     process: SupervisedProcess, what: str, check: Callable[[], bool], tries: int = TRIES
 ) -> None:
     await wait_until(check, process, seconds=START_SECONDS, what=what, tries=tries)
+
+
+def _disk_reserve(settings: Settings) -> tuple[str, ...]:
+    reserve = settings.disk_reserve_bytes
+    return () if reserve is None else (f"--disk-reserve-bytes={reserve}",)
 
 
 def _admin_port(settings: Settings, number: int) -> dict[str, str]:

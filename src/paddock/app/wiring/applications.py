@@ -1,5 +1,9 @@
 """Builds the HTTP application of a process that serves clients."""
 
+from paddock.api.audit.described import describe_e2b, describe_gateway, describe_peer
+from paddock.api.audit.log import AuditLog
+from paddock.api.audit.middleware import Audited
+from paddock.api.call_limits import CallLimits
 from paddock.api.dispatcher import Dispatcher
 from paddock.api.e2b.app import create_app as create_e2b
 from paddock.api.federation.app import Application, FederationProxy
@@ -8,6 +12,7 @@ from paddock.api.health import create_app as create_ops
 from paddock.api.internal import FindRemote, OnReport
 from paddock.api.internal import create_app as create_internal
 from paddock.api.login_limits import LoginLimits
+from paddock.api.request_ids import RequestIds
 from paddock.app.wiring.assembly import Assembly
 from paddock.kit.clock import Clock
 from paddock.manager.service import Manager
@@ -15,11 +20,16 @@ from paddock.settings import Settings
 
 
 def build_login_limits(settings: Settings, clock: Clock) -> LoginLimits:
-    """Return the limits of wrong keys and tokens, which all APIs of a process share."""
+    """Return the limits of calls and of wrong keys, which all APIs of a process share."""
     return LoginLimits(
         clock,
         burst=settings.wrong_keys_per_address,
         interval_seconds=settings.wrong_key_seconds,
+        calls=CallLimits(
+            clock,
+            per_key=settings.calls_per_second_per_key,
+            per_address=settings.calls_per_second_per_address,
+        ),
     )
 
 
@@ -29,10 +39,12 @@ def build_application(
     *,
     kube: Application,
     logins: LoginLimits,
+    audit: AuditLog,
     token: str,
     on_report: OnReport,
 ) -> Dispatcher:
-    """Return one application for all paths; `kube` serves the declarative API.
+    """Return one application for all paths; `kube` serves the declarative API and records its
+    own calls.
 
     In a federation, E2B's API also serves sandboxes of other clusters.
     """
@@ -43,14 +55,21 @@ def build_application(
     peers: Application | None = None
     lookup: FindRemote | None = None
     if (parts := assembly.federation) is not None:
-        e2b = FederationProxy(local, parts.federation, keyring, logins)
+        e2b = RequestIds(FederationProxy(local, parts.federation, keyring, logins))
         router = assembly.environments.claim_queue
-        peers = create_federation(parts.federation, parts.signer, manager, router, local)
+        recorded = Audited(local, audit, describe_e2b)
+        peers = Audited(
+            create_federation(parts.federation, parts.signer, manager, router, recorded),
+            audit,
+            describe_peer,
+        )
         lookup = parts.federation.find
     return Dispatcher(
-        e2b=e2b,
+        e2b=Audited(e2b, audit, describe_e2b),
         kube=kube,
         ops=create_ops(assembly.provider),
-        internal=create_internal(manager, token, on_report, lookup),
+        internal=Audited(
+            create_internal(manager, token, on_report, lookup), audit, describe_gateway
+        ),
         federation=peers,
     )

@@ -31,6 +31,7 @@ from paddock.claims.quota.fair_limiter import FairLimiter
 from paddock.claims.quota.ledger import Ledger
 from paddock.claims.quota.reservations import QuotaReservations
 from paddock.claims.quota.share_manager import ShareManager
+from paddock.claims.quota.stored import StoredLedger, checkpoint_holding, sandbox_holding
 from paddock.controllers.batch.tasks.runner import TaskRunner
 from paddock.controllers.sandbox.waiting_requests import WaitingRequests
 from paddock.engine.informer import Filter
@@ -42,6 +43,7 @@ from paddock.manager.ports import Agent
 from paddock.manager.service import Manager
 from paddock.resources.kinds.batch import BatchSandbox
 from paddock.resources.kinds.builtin import Lease, Secret
+from paddock.resources.kinds.checkpoint import Checkpoint
 from paddock.resources.kinds.sandbox import Sandbox
 from paddock.resources.tokens import TokenSeed
 from paddock.runtime.port import Runtime
@@ -68,6 +70,8 @@ class Assembly(Struct, frozen=True, kw_only=True):
     keyring: Keyring
     reservations: QuotaReservations
     """Reserves quota for claims."""
+    stored: StoredLedger
+    """Stored bytes of teams and keys."""
     shares: ShareManager | None
     """The same object as `reservations`, if several processes share the quotas of teams."""
     idempotency_keys: IdempotencyKeys | None
@@ -93,6 +97,7 @@ class Assembly(Struct, frozen=True, kw_only=True):
             limiter=self.limiter,
             ceilings=self.ceilings,
             environments=self.environments.claims,
+            stored=self.stored,
         )
 
     def build_batches(
@@ -139,6 +144,7 @@ class Assembly(Struct, frozen=True, kw_only=True):
             overrides=build_overrides(self.settings, agent, self.provider),
             requests=requests,
             ceiling_of=self.ceilings.of,
+            stored=self.stored,
             on_team_change=self.keyring.on_team_change,
             paused_retention_seconds=self.settings.paused_retention_seconds or None,
         )
@@ -186,6 +192,9 @@ def assemble(
     provider.informer(Sandbox).subscribe(ledger.observe)
     provider.informer(BatchSandbox).subscribe(pool_members.observe_batch)
     provider.informer(Secret).subscribe(keyring.observe)
+    stored = StoredLedger(keyring)
+    stored.watch(provider.informer(Checkpoint), checkpoint_holding)
+    stored.watch(provider.informer(Sandbox), sandbox_holding)
     shares: ShareManager | None = None
     idempotency_keys: IdempotencyKeys | None = None
     if not is_sole_writer:
@@ -204,6 +213,7 @@ def assemble(
         ledger=ledger,
         keyring=keyring,
         reservations=shares or QuotaReservations(ledger, keyring),
+        stored=stored,
         shares=shares,
         idempotency_keys=idempotency_keys,
         limiter=build_limiter(settings, clock),

@@ -8,6 +8,7 @@ from paddock.adapters.pod_agent import open_pod_agent
 from paddock.adapters.runtime_agent import RuntimeAgent
 from paddock.cache.provider import Provider
 from paddock.kit.clock import Clock
+from paddock.kit.encryption import DataCipher
 from paddock.kit.errors import InvalidError
 from paddock.manager.ports import Agent
 from paddock.resources.tokens import TokenSeed
@@ -24,11 +25,13 @@ from paddock.store.port import Store
 from paddock.store.sqlite.store import SqliteStore
 
 
-async def open_store(settings: Settings) -> Store:
-    """Open the store that settings select."""
+async def open_store(settings: Settings, cipher: DataCipher | None = None) -> Store:
+    """Open the store that settings select; `cipher` encrypts one on this machine."""
     match settings.store:
         case "sqlite":
-            return await SqliteStore.open(settings.state / "store.db", enforce_namespaces=True)
+            return await SqliteStore.open(
+                settings.state / "store.db", enforce_namespaces=True, cipher=cipher
+            )
         case "memory":
             return MemoryStore(enforce_namespaces=True)
         case "kubernetes":

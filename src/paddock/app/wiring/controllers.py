@@ -11,6 +11,7 @@ from paddock.cache.provider import Provider
 from paddock.claims.acquirer import Acquirer
 from paddock.claims.network.ceilings import CeilingOf
 from paddock.claims.overrides import ClaimOverrides
+from paddock.claims.quota.stored import StoredLedger
 from paddock.controllers.checkpoint import events as checkpoint_events
 from paddock.controllers.checkpoint.controller import CheckpointController
 from paddock.controllers.claim import events as claim_events
@@ -25,7 +26,7 @@ from paddock.controllers.sandbox.health_probe import HealthProbes, Prober
 from paddock.controllers.sandbox.templates import CachedTemplates
 from paddock.controllers.sandbox.waiting_requests import WaitingRequests
 from paddock.controllers.sandbox.wall_clock import watch_clock
-from paddock.engine.controller import Controller
+from paddock.engine.controller import Controller, namespace_of
 from paddock.engine.recorder import Recorder
 from paddock.kit.clock import Clock
 from paddock.resources.kinds.checkpoint import Checkpoint
@@ -37,7 +38,11 @@ from paddock.resources.network.effective import owner_of
 from paddock.resources.tokens import TokenSeed
 from paddock.runtime.port import Runtime
 
-SANDBOX_WORKERS = 64
+SANDBOX_WORKERS = 128
+CHECKPOINT_WORKERS = 16
+CLAIM_WORKERS = 16
+"""A team alone uses half of the workers. The others are for teams that have fewer at work: a
+reconcile may wait long for a restore or a dump."""
 
 
 class Controllers:
@@ -59,6 +64,7 @@ class Controllers:
         requests: WaitingRequests,
         ceiling_of: CeilingOf,
         on_team_change: Callable[[Callable[[str], None]], None],
+        stored: StoredLedger,
         paused_retention_seconds: int | None = None,
         prober: Prober | None = None,
     ) -> None:
@@ -100,6 +106,7 @@ class Controllers:
             runtime=runtime,
             clock=clock,
             recorder=recorder,
+            stored=stored,
         )
         claims = ClaimController(
             provider=provider,
@@ -111,15 +118,22 @@ class Controllers:
             recorder=recorder,
             queue=environments.claim_queue,
         )
-        sandbox = Controller("sandbox", self._sandboxes.reconcile, workers=SANDBOX_WORKERS)
+        sandbox = Controller(
+            "sandbox", self._sandboxes.reconcile, workers=SANDBOX_WORKERS, group_of=self._team
+        )
         sandbox_events.subscribe(
             sandbox, provider.informer(Sandbox), self._sandboxes.runtime_events, self.probes
         )
         pool = Controller("pool", pools.reconcile, workers=4)
         pool_events.subscribe(pool, provider, pool_members, pools, batches.allocator.on_demand)
-        checkpoint = Controller("checkpoint", checkpoints.reconcile, workers=8)
+        checkpoint = Controller(
+            "checkpoint",
+            checkpoints.reconcile,
+            workers=CHECKPOINT_WORKERS,
+            group_of=self._checkpoint_team,
+        )
         checkpoint_events.subscribe(checkpoint, provider)
-        claim = Controller("claim", claims.reconcile, workers=8)
+        claim = Controller("claim", claims.reconcile, workers=CLAIM_WORKERS, group_of=namespace_of)
         claim_events.subscribe(claim, provider, claims)
         env = environments.controller(recorder, batches.allocator.supply)
         self._sandbox_queue = sandbox.queue
@@ -129,6 +143,15 @@ class Controllers:
             *batches.controllers,
             *environments.adoption(recorder),
         )
+
+    def _team(self, key: Key) -> str:
+        """Return the team of a sandbox: one of a shared pool is not in the team's namespace."""
+        sandbox = self._provider.informer(Sandbox).get(key)
+        return key.namespace if sandbox is None else owner_of(sandbox)
+
+    def _checkpoint_team(self, key: Key) -> str:
+        checkpoint = self._provider.informer(Checkpoint).get(key)
+        return (checkpoint.spec.owner if checkpoint else "") or key.namespace
 
     def _enqueue_team(self, team: str) -> None:
         """Reconcile the sandboxes of a team whose network policy has changed."""

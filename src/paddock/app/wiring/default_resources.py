@@ -8,7 +8,8 @@ import contextlib
 
 from paddock.claims.caller import DEFAULT_TEAM, Role
 from paddock.kit.errors import AlreadyExistsError, NotFoundError
-from paddock.manager.keys import Keyring, key_hash
+from paddock.manager.key_records import key_hash
+from paddock.manager.keys import Keyring
 from paddock.resources.kinds.builtin import Namespace, Secret
 from paddock.resources.kinds.pool import SandboxPool, SandboxPoolSpec
 from paddock.resources.kinds.template import (
@@ -50,7 +51,7 @@ async def ensure(store: Store, keyring: Keyring, settings: Settings, api_key: st
             await _mark(store, home, marker)
     if not await _is_marked(store, home, _FIRST_KEY):
         if not _has_key(keyring, api_key):
-            await keyring.create(name="first key", role=Role.ADMIN, secret=api_key)
+            await keyring.create(name="first key", role=Role.OPERATOR, secret=api_key)
         await _mark(store, home, _FIRST_KEY)
 
 
@@ -61,7 +62,7 @@ async def ensure_first_key(keyring: Keyring, api_key: str) -> None:
     with contextlib.suppress(AlreadyExistsError):
         await keyring.create(
             name="first key",
-            role=Role.ADMIN,
+            role=Role.OPERATOR,
             secret=api_key,
             key_id=f"first-key-{key_hash(api_key)[:12]}",
         )

@@ -16,6 +16,8 @@ from paddock.claims.ports import Announcer
 from paddock.claims.quota.fair_limiter import FairLimiter
 from paddock.claims.quota.reservations import QuotaReservations
 from paddock.claims.quota.share_store import KIND_SHARES
+from paddock.claims.quota.stored import StoredLedger
+from paddock.claims.quota.usage import QuotaUsage
 from paddock.claims.template_resolver import TemplateResolver
 from paddock.engine.informer import Filter
 from paddock.kit.clock import Clock
@@ -33,8 +35,10 @@ from paddock.resources import quantity
 from paddock.resources.kinds.builtin import Lease, Secret
 from paddock.resources.meta import Resource
 from paddock.resources.network.internet import Internet
+from paddock.resources.network.link_rates import LinkRates
 from paddock.resources.selectors import parse_labels
 from paddock.resources.tokens import TokenSeed
+from paddock.runtime.rate_settings import rates_of
 from paddock.settings import Settings
 
 
@@ -81,6 +85,14 @@ def build_ceilings(settings: Settings, keyring: Keyring) -> NetworkCeilings:
     )
 
 
+def build_link_rates(settings: Settings) -> LinkRates | None:
+    """Return the rates of the installation; `None` where the runtime enforces none."""
+    if settings.runtime == "kubernetes":
+        return None
+    found = rates_of(settings)
+    return LinkRates(ingress=found.ingress_bandwidth or 0, egress=found.egress_bandwidth or 0)
+
+
 def build_manager(
     settings: Settings,
     *,
@@ -92,6 +104,7 @@ def build_manager(
     seed: TokenSeed,
     clock: Clock,
     ceilings: NetworkCeilings,
+    stored: StoredLedger,
     limiter: FairLimiter | None = None,
     environments: EnvironmentClaims | None = None,
     idempotency_keys: IdempotencyKeys | None = None,
@@ -145,9 +158,16 @@ def build_manager(
         queries=queries,
         lifecycle=lifecycle,
         networks=SandboxNetworks(
-            provider=provider, queries=queries, agent=agent, ceilings=ceilings
+            provider=provider,
+            queries=queries,
+            agent=agent,
+            ceilings=ceilings,
+            rates=build_link_rates(settings),
         ),
-        snapshots=Snapshots(provider=provider, claims=claims, queries=queries, clock=clock),
+        snapshots=Snapshots(
+            provider=provider, claims=claims, queries=queries, clock=clock, stored=stored
+        ),
+        usage=QuotaUsage(reservations.ledger, stored, reservations.quotas),
         templates=Templates(provider, resolver),
         batches=Batches(provider, claims, agent, seed, clock),
         cleanup=cleanup,

@@ -1,42 +1,53 @@
-"""Secrets of this installation: generated once, kept in a file that only its owner can read."""
+"""The secrets of this installation: from its keyring, or from settings, which take precedence."""
 
-import os
-import secrets
-from pathlib import Path
-
-import msgspec
-from msgspec import Struct
-
-from paddock.kit import ids
+from paddock.installation import secrets_file
+from paddock.installation.secrets import Secrets, with_encryption_key
 from paddock.kit.errors import InvalidError
+from paddock.resources.tokens import TokenSeed
 from paddock.settings import Settings
 
-
-class Secrets(Struct, frozen=True, kw_only=True):
-    """Secrets that all processes share and that survive restarts."""
-
-    seed: str
-    """The tokens of sandboxes and the signatures of peers are derived from it."""
-    token: str
-    """Bearer token of the declarative and the internal API."""
-    api_key: str
-    """The first API key, with the role of an administrator."""
+__all__ = ["Secrets", "load_or_create", "token_seed"]
 
 
 def load_or_create(settings: Settings) -> Secrets:
-    """Read the secrets file, or create it; settings take precedence.
+    """Read the keyring, or create it; settings take precedence.
 
     On a cluster settings are the only source: processes on several machines must agree.
     """
     if settings.store == "kubernetes":
         return _from_settings(settings)
-    path = settings.state / "secrets.json"
-    stored = _read(path) or _create(path)
+    stored = _stored(settings)
+    seeds = dict.fromkeys(filter(None, (settings.seed, stored.seed, *stored.previous_seeds)))
+    seed, *previous = seeds
     return Secrets(
-        seed=settings.seed or stored.seed,
+        seed=seed,
+        previous_seeds=tuple(previous),
         token=settings.token or stored.token,
         api_key=stored.api_key,
+        encryption_keys=stored.encryption_keys,
     )
+
+
+def token_seed(secrets: Secrets) -> TokenSeed:
+    """Return the seed of tokens, with those that sandboxes from before a rotation use."""
+    return TokenSeed(secrets.seed.encode(), *(seed.encode() for seed in secrets.previous_seeds))
+
+
+def _stored(settings: Settings) -> Secrets:
+    path = settings.keyring
+    stored = secrets_file.read(path)
+    if stored is None:
+        store = settings.state / "store.db"
+        if store.exists():
+            # New keys could not decrypt it, and no sandbox would accept its token.
+            raise InvalidError(
+                f"the keyring {path} is missing, but the store {store} exists",
+                hint="restore the keyring from its backup, or mount its disk; nothing was changed",
+            )
+        stored = secrets_file.create(path)
+    if not stored.encryption_keys:
+        stored = secrets_file.update(path, with_encryption_key)
+    return stored
 
 
 def _from_settings(settings: Settings) -> Secrets:
@@ -48,41 +59,3 @@ def _from_settings(settings: Settings) -> Secrets:
             hint="`paddock kube install` creates a Secret with them",
         )
     return Secrets(seed=settings.seed, token=settings.token, api_key=settings.api_key)
-
-
-def _read(path: Path) -> Secrets | None:
-    try:
-        data = path.read_bytes()
-    except FileNotFoundError:
-        return None
-    except OSError as error:
-        raise InvalidError(
-            f"{path} cannot be read: {error.strerror}", hint="run as the user that started Paddock"
-        ) from error
-    try:
-        return msgspec.json.decode(data, type=Secrets)
-    except msgspec.DecodeError as error:
-        raise InvalidError(
-            f"{path} is damaged: {error}", hint="restore it from a backup"
-        ) from error
-
-
-def _create(path: Path) -> Secrets:
-    created = Secrets(
-        seed=secrets.token_hex(32), token=secrets.token_hex(24), api_key=ids.api_key()
-    )
-    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    with os.fdopen(descriptor, "wb") as file:
-        file.write(msgspec.json.encode(created))
-        file.flush()
-        os.fsync(file.fileno())
-    try:
-        # The link fails if another process was faster; then its secrets are used.
-        os.link(temporary, path)
-    except FileExistsError:
-        return _read(path) or created
-    finally:
-        temporary.unlink()
-    return created

@@ -32,14 +32,14 @@ def requested(
     """Return the policy of a request; `ForbiddenError` if it names more than is allowed.
 
     `base` is the policy that applies if the request has none, by default that of the template.
-    `ceiling` is that of team and installation. An administrator may exceed the template.
+    `ceiling` is that of team and installation. An operator may exceed the template.
     """
     if asked is None:
         return RequestedNetwork(base)
     if ceiling is not None and (problems := exceeding(asked, ceiling, opens)):
         raise _refusal(problems, "the team or the installation")
     problems = exceeding(asked, template, opens)
-    if problems and not caller.is_admin:
+    if problems and not caller.is_operator:
         raise _refusal(problems, "the template")
     wanted = requested_network(template if base is None else base, asked, opens)
     return RequestedNetwork(wanted, bool(problems))
@@ -49,5 +49,5 @@ def _refusal(problems: Sequence[FieldProblem], whose: str) -> ForbiddenError:
     listed = "; ".join(str(problem) for problem in problems[:10])
     return ForbiddenError(
         f"the network policy of {whose} allows less than the request: {listed}",
-        hint="leave the field out, or ask an administrator",
+        hint="leave the field out, or ask an operator",
     )

@@ -16,6 +16,7 @@ from typing import TypeAlias
 
 from msgspec import Struct
 
+from paddock.cache.states import is_running_or_pausing
 from paddock.kit.errors import QuotaExceededError
 from paddock.resources import quantity
 from paddock.resources.default_limits import DEFAULT_CPU_MILLIS, DEFAULT_MEMORY_BYTES
@@ -31,6 +32,12 @@ class Dimension(StrEnum):
     """In thousandths of a core."""
     MEMORY = "limits.memory"
     """In MiB."""
+    STORED = "stored.bytes"
+    """Bytes on disk: checkpoints, and the memory of hibernated sandboxes. See `stored`."""
+
+
+OF_SANDBOXES = (Dimension.COUNT, Dimension.CPU, Dimension.MEMORY)
+"""The dimensions in which claims count; the others are no concern of claims and resumes."""
 
 
 class QuotaScope(StrEnum):
@@ -38,7 +45,7 @@ class QuotaScope(StrEnum):
 
     ALL = "all"
     RUNNING = "running"
-    """Paused sandboxes do not count."""
+    """Paused sandboxes do not count; those that are being paused do."""
 
 
 class QuotaLimit(Struct, frozen=True):
@@ -181,7 +188,7 @@ class Ledger:
     ) -> None:
         """Raise `QuotaExceededError` if one more sandbox of this size exceeds a limit."""
         for limit in quota.limits if quota else ():
-            if limit.scope not in scopes:
+            if limit.scope not in scopes or limit.dimension not in OF_SANDBOXES:
                 continue
             used = self.used(holder, limit.dimension, limit.scope)
             if used + size.of(limit.dimension) > limit.limit:
@@ -217,7 +224,7 @@ class Ledger:
                 # Claimed and deleted between two events: its reservation ends too.
                 self._remove(written.lock)
             return
-        running = not new.spec.paused
+        running = is_running_or_pausing(new)
         known = self._entries.get(claim.lock)
         size = known.footprint if known else footprint(resources_of(new))
         if known is not None and known.resuming and not running:
@@ -288,5 +295,5 @@ def exceeded(holder: str, limit: QuotaLimit, *, used: int, needed: int) -> Quota
     return QuotaExceededError(
         f"{holder.replace(':', ' ')} has {used} of {limit.limit} "
         f"{limit.dimension} ({limit.scope}); this needs {needed}",
-        hint=f"{how} sandboxes, or ask an administrator to raise the quota",
+        hint=f"{how} sandboxes, or ask an operator to raise the quota",
     )

@@ -14,9 +14,11 @@ from collections.abc import Iterable, Mapping
 from msgspec import structs
 
 from paddock.cache.provider import Provider
+from paddock.cache.states import is_running_or_pausing
 from paddock.claims.caller import Caller
 from paddock.claims.quota import share_math, share_store
 from paddock.claims.quota.ledger import (
+    OF_SANDBOXES,
     Footprint,
     Ledger,
     Quota,
@@ -96,7 +98,7 @@ class ShareManager(QuotaReservations):
         needs: dict[str, Demand] = {}
         for holder, quota in quotas:
             for limit in quota.limits if quota else ():
-                if limit.scope in scopes:
+                if limit.scope in scopes and limit.dimension in OF_SANDBOXES:
                     need = Demand(holder, limit, size.of(limit.dimension))
                     needs[share_store.usage_name(need.usage_key)] = need
         if not needs:
@@ -211,7 +213,9 @@ class ShareManager(QuotaReservations):
         """Wake the maintenance of a team's share when its usage may have dropped."""
         claim = old.spec.claim if old is not None else None
         account = self._teams.get(claim.owner) if claim is not None else None
-        is_running = new is not None and counted_claim(new) is not None and not new.spec.paused
+        is_running = (
+            new is not None and counted_claim(new) is not None and is_running_or_pausing(new)
+        )
         if account is None or is_running:
             return
         account.changed.set()

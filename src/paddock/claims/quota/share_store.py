@@ -13,6 +13,7 @@ import msgspec
 from msgspec import Struct
 
 from paddock.cache.provider import Provider
+from paddock.cache.states import is_running_or_pausing
 from paddock.claims.caller import LABEL_KIND
 from paddock.claims.quota import share_math
 from paddock.claims.quota.ledger import (
@@ -219,7 +220,8 @@ def _used(sandboxes: Iterable[Sandbox], account: str, name: str) -> int:
         and (
             claim.account == account
             if scope is QuotaScope.ALL
-            else (claim.running_account or claim.account) == account and not sandbox.spec.paused
+            else (claim.running_account or claim.account) == account
+            and is_running_or_pausing(sandbox)
         )
     )
 

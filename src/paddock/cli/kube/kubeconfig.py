@@ -1,7 +1,6 @@
 """`paddock kubeconfig`: lets kubectl use the declarative API of this machine."""
 
 import base64
-import os
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +11,7 @@ from paddock.cli.click_ext import examples
 from paddock.cli.context import with_target
 from paddock.cli.output import Output
 from paddock.cli.target import CliTarget
+from paddock.kit import private_files
 from paddock.kit.errors import UnavailableError, UnsupportedError
 from paddock.settings import TLS_DIRECTORY
 
@@ -48,7 +48,7 @@ def kubeconfig(target: CliTarget, output: Output, file: Path | None) -> None:
         ) from error
     document = render(f"https://127.0.0.1:{settings.kube_port}", certificate, target.token)
     path = (file or settings.state / "kubeconfig").absolute()
-    _write_private(path, yaml.safe_dump(document, sort_keys=False))
+    private_files.replace(path, yaml.safe_dump(document, sort_keys=False).encode())
     output.done(str(path), {"file": str(path)})
 
 
@@ -75,12 +75,3 @@ def render(server: str, authority: bytes, token: str) -> dict[str, Any]:
         ],
         "current-context": _NAME,
     }
-
-
-def _write_private(path: Path, text: str) -> None:
-    """Replace a file that only its owner can read."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    with os.fdopen(descriptor, "w") as opened:
-        opened.write(text)
-    temporary.replace(path)

@@ -23,6 +23,7 @@ def _environment(options: KubeOptions, component: str) -> list[Manifest]:
     }
     if component == "api":
         values["PADDOCK_API_PEERS"] = f"dns:paddock-api-replicas.{inside}:3001"
+        values["PADDOCK_AUDIT_LOG"] = "stdout"
     if component in ("gateway", "controllers"):
         # Gateways exchange routes; the leader polls them for the traffic of sandboxes.
         values["PADDOCK_PEERS"] = f"dns:paddock-gateway-peers.{inside}:3002"

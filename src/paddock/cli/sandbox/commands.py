@@ -157,7 +157,17 @@ def network(target: CliTarget, output: Output, sandbox_id: str) -> None:
     parts = [{**shown, "source": "in effect"}, *shown["parts"]]
     output.rows(
         shown,
-        ("source", "internet", "allowed", "denied", "dns", "private networks", "ports"),
+        (
+            "source",
+            "internet",
+            "allowed",
+            "denied",
+            "dns",
+            "private networks",
+            "ports",
+            "to sandbox",
+            "from sandbox",
+        ),
         (_network_row(part) for part in parts),
     )
 
@@ -165,7 +175,7 @@ def network(target: CliTarget, output: Output, sandbox_id: str) -> None:
 def _network_row(part: dict[str, Any]) -> tuple[str, ...]:
     rules = part.get("network")
     if rules is None:
-        return (part["source"], part["internet"], "", "", "", "", "")
+        return (part["source"], part["internet"], "", "", "", "", "", *_rates(part))
     return (
         part["source"] + (" (exceeds its template)" if part.get("exceedsTemplate") else ""),
         "open" if part["allowInternetAccess"] else "closed",
@@ -174,7 +184,14 @@ def _network_row(part: dict[str, Any]) -> tuple[str, ...]:
         " ".join(rules.get("dnsServers", ())) or "-",
         "yes" if part["allowPrivateNetworks"] else "no",
         "public" if rules.get("allowPublicTraffic", True) else "with token",
+        *_rates(part),
     )
+
+
+def _rates(part: dict[str, Any]) -> tuple[str, str]:
+    found = (part.get("ingressBandwidth"), part.get("egressBandwidth"))
+    to_sandbox, from_sandbox = (f"{rate / 1e6:g} Mbit/s" if rate else "-" for rate in found)
+    return to_sandbox, from_sandbox
 
 
 @sandbox.command("pause")

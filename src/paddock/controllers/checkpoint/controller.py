@@ -3,6 +3,7 @@
 from msgspec import structs
 
 from paddock.cache.writes import Writer
+from paddock.claims.quota.stored import StoredLedger, checkpoint_holders
 from paddock.controllers.checkpoint import plan as steps
 from paddock.controllers.retry_budget import RetryBudget
 from paddock.controllers.sandbox.templates import TemplateSource
@@ -10,9 +11,20 @@ from paddock.engine.controller import Done, Gone, RequeueAfter, Result
 from paddock.engine.informer import Informer
 from paddock.engine.recorder import Recorder
 from paddock.kit.clock import Clock
-from paddock.kit.errors import ConflictError, PaddockError, UnavailableError, UnsupportedError
+from paddock.kit.errors import (
+    ConflictError,
+    DiskFullError,
+    PaddockError,
+    QuotaExceededError,
+    UnavailableError,
+    UnstorableError,
+    UnsupportedError,
+)
 from paddock.resources.kinds.checkpoint import (
     FINALIZER_CHECKPOINT,
+    REASON_NO_SPACE,
+    REASON_QUOTA,
+    REASON_UNSTORABLE,
     REASON_UNSUPPORTED,
     Checkpoint,
     CheckpointPhase,
@@ -22,7 +34,14 @@ from paddock.resources.kinds.sandbox import CONDITION_READY, Sandbox
 from paddock.resources.meta import Condition, ConditionStatus, Key, set_condition, with_meta
 from paddock.resources.network.effective import effective_network
 from paddock.resources.transitions import deadlines
-from paddock.runtime.port import Runtime
+from paddock.runtime.port import Runtime, StoredCheckpoint
+
+_REASONS: tuple[tuple[type[PaddockError], str], ...] = (
+    (QuotaExceededError, REASON_QUOTA),
+    (DiskFullError, REASON_NO_SPACE),
+    (UnstorableError, REASON_UNSTORABLE),
+    (UnsupportedError, REASON_UNSUPPORTED),
+)
 
 
 class CheckpointController:
@@ -38,6 +57,7 @@ class CheckpointController:
         runtime: Runtime,
         clock: Clock,
         recorder: Recorder,
+        stored: StoredLedger,
     ) -> None:
         self._checkpoints = checkpoints
         self._sandboxes = sandboxes
@@ -46,6 +66,7 @@ class CheckpointController:
         self._runtime = runtime
         self._clock = clock
         self._recorder = recorder
+        self._stored = stored
         self._retry_budget = RetryBudget(clock)
 
     async def reconcile(self, key: Key) -> Result:
@@ -74,25 +95,53 @@ class CheckpointController:
                 return await self._delete_data(checkpoint)
 
     async def _take(self, checkpoint: Checkpoint, sandbox: Sandbox) -> Result:
-        spec = checkpoint.spec
         try:
+            return await self._take_within_quota(checkpoint, sandbox)
+        finally:
+            # The status, once written, was observed: it counts instead of the reservation.
+            self._stored.release((Checkpoint.KIND, checkpoint.metadata.uid))
+
+    async def _store(self, checkpoint: Checkpoint, sandbox: Sandbox) -> StoredCheckpoint:
+        """Store the state within the quota; `QuotaExceededError` leaves nothing stored."""
+        holding, spec = (Checkpoint.KIND, checkpoint.metadata.uid), checkpoint.spec
+        who = checkpoint_holders(checkpoint)
+        size = await self._estimate(checkpoint, sandbox) if self._stored.is_limited(who) else 0
+        try:
+            self._stored.reserve(holding, who, size)
             stored = await self._runtime.snapshot(
                 sandbox.metadata.uid,
                 checkpoint.metadata.uid,
                 memory=Content.MEMORY in spec.persistent_contents,
                 keep_running=spec.keep_running,
             )
+            self._stored.settle(holding, stored.size_bytes)
+        except QuotaExceededError:
+            # An earlier attempt, whose result was not written, may have stored it as well.
+            await self._runtime.delete_checkpoint(checkpoint.metadata.uid)
+            raise
+        return stored
+
+    async def _estimate(self, checkpoint: Checkpoint, sandbox: Sandbox) -> int:
+        """Return what the checkpoint will need, as far as it can be known: memory and files."""
+        usage = await self._runtime.usage(sandbox.metadata.uid)
+        if Content.MEMORY not in checkpoint.spec.persistent_contents:
+            return usage.disk_used_bytes
+        memory = sandbox.status.stored_bytes or usage.memory_used_bytes
+        return usage.disk_used_bytes + memory
+
+    async def _take_within_quota(self, checkpoint: Checkpoint, sandbox: Sandbox) -> Result:
+        spec = checkpoint.spec
+        try:
+            stored = await self._store(checkpoint, sandbox)
             template = self._templates.of(sandbox)
         except ConflictError:
             raise
-        except UnavailableError as error:
-            if not self._retry_budget.is_spent(checkpoint.metadata.uid):
-                raise
-            return await self._fail(checkpoint, error.message)
-        except UnsupportedError as error:
-            return await self._fail(checkpoint, error.message, REASON_UNSUPPORTED)
         except PaddockError as error:
-            return await self._fail(checkpoint, error.message)
+            is_final = isinstance(error, DiskFullError) or not isinstance(error, UnavailableError)
+            if not is_final and not self._retry_budget.is_spent(checkpoint.metadata.uid):
+                raise
+            reason = next((name for kind, name in _REASONS if isinstance(error, kind)), "Failed")
+            return await self._fail(checkpoint, error.message, reason)
         self._retry_budget.reset(checkpoint.metadata.uid)
         if not spec.keep_running and not sandbox.spec.paused:
             paused = deadlines.paused(sandbox.spec, now=self._clock.now())

@@ -10,13 +10,12 @@ from typing import Any
 
 from msgspec import structs
 
-from paddock.cache.checks import REASON_PAUSE_FAILED, REASON_PAUSE_UNSUPPORTED
 from paddock.cache.writes import Writer
 from paddock.claims.network.ceilings import CeilingOf, no_ceiling
-from paddock.controllers.retry_budget import RetryBudget
 from paddock.controllers.sandbox import plan as steps
 from paddock.controllers.sandbox.lifecycle import Trigger, move
 from paddock.controllers.sandbox.live_config import LiveConfig
+from paddock.controllers.sandbox.pauses import Pauses
 from paddock.controllers.sandbox.runtime_events import RuntimeEvents
 from paddock.controllers.sandbox.start_errors import StartErrors
 from paddock.controllers.sandbox.status import moved, with_condition
@@ -28,13 +27,13 @@ from paddock.engine.recorder import Recorder
 from paddock.kit.clock import Clock
 from paddock.kit.errors import (
     ConflictError,
+    DiskFullError,
     NotFoundError,
     PaddockError,
     UnavailableError,
-    UnsupportedError,
 )
+from paddock.resources.kinds.checkpoint import REASON_NO_SPACE
 from paddock.resources.kinds.sandbox import (
-    CONDITION_PAUSED,
     CONDITION_READY,
     FINALIZER_SANDBOX,
     Phase,
@@ -62,11 +61,6 @@ REASON_IMAGE = "ImageUpdating"
 REASON_IMAGE_KEPT = "ImageUpdateRefused"
 REASON_START_FAILED = "StartCommandFailed"
 """Reason of the event of a restarted sandbox whose start or ready command failed."""
-REASON_NOT_HIBERNATED = "HibernationFailed"
-"""Reason of the event of a sandbox that stays frozen because it cannot hibernate."""
-CHECK_REQUESTS_SECONDS = 0.5
-"""How often a frozen sandbox with waiting requests is checked. They wake it within milliseconds,
-unless waking fails."""
 _TRANSIENT = (UnavailableError, ConflictError)
 
 
@@ -93,8 +87,14 @@ class SandboxController:
         self._seed = seed
         self._clock = clock
         self._recorder = recorder
-        self._requests = requests
-        self._retry_budget = RetryBudget(clock)
+        self._pauses = Pauses(
+            write=write,
+            runtime=runtime,
+            clock=clock,
+            recorder=recorder,
+            requests=requests,
+            announce=self._announce,
+        )
         self._start_errors = StartErrors(write, clock)
         self._ceiling_of = ceiling_of
         """The network policy of a team, within which its sandboxes stay."""
@@ -110,8 +110,8 @@ class SandboxController:
             steps.Wait: self._wait,
             steps.AddFinalizer: self._add_finalizer,
             steps.Create: self._create,
-            steps.Pause: self._pause,
-            steps.HibernateFrozen: self._hibernate_frozen,
+            steps.Pause: self._pauses.pause,
+            steps.HibernateFrozen: self._pauses.hibernate_frozen,
             steps.Resume: self._resume,
             steps.UpdateImage: self._update_image,
             steps.RecordRunning: self._record_running,
@@ -169,6 +169,10 @@ class SandboxController:
             instance = await self._runtime.create(wanted)
             instance = await self._runtime.start(wanted.uid)
         except _TRANSIENT as error:
+            if isinstance(error, DiskFullError) and sandbox.spec.claim is not None:
+                # Somebody waits for it, and space does not come back by itself.
+                failed = steps.Fail(error.message, REASON_NO_SPACE)
+                return await self._fail(sandbox, failed, None)
             await self._start_errors.record(sandbox, error)
             raise
         except PaddockError as error:
@@ -226,95 +230,6 @@ class SandboxController:
         status = structs.replace(sandbox.status, conditions=conditions)
         return await self._write.update_status(structs.replace(sandbox, status=status))
 
-    async def _pause(self, sandbox: Sandbox, step: steps.Pause, _: Instance | None) -> Result:
-        strategy = step.strategy
-        uid = sandbox.metadata.uid
-        current = sandbox
-        try:
-            if strategy is not PauseStrategy.FREEZE:
-                current = await self._announce(sandbox, Phase.RUNNING, Trigger.PAUSE_BEGAN)
-            if strategy is PauseStrategy.HIBERNATE and await self._is_waited_for(current):
-                strategy = PauseStrategy.FREEZE
-            instance = await self._pause_instance(uid, strategy)
-        except UnsupportedError as error:
-            return await self._refuse_pause(current, error)
-        except (ConflictError, NotFoundError):
-            raise
-        except PaddockError as error:
-            if not self._retry_budget.is_spent(uid):
-                raise
-            return await self._refuse_pause(current, error)
-        self._retry_budget.reset(uid)
-        status = self._moved(current, Trigger.PAUSED, instance)
-        status = structs.replace(status, pause_strategy=strategy, paused_at=self._clock.now())
-        await self._write.update_status(structs.replace(current, status=status))
-        return RequeueAfter(0.001, f"paused: {strategy}")
-
-    async def _pause_instance(self, uid: str, strategy: PauseStrategy) -> Instance:
-        if strategy is PauseStrategy.FREEZE:
-            return await self._runtime.freeze(uid)
-        if strategy is PauseStrategy.STOP:
-            return await self._runtime.stop(uid)
-        return await self._runtime.hibernate(uid)
-
-    async def _is_waited_for(self, sandbox: Sandbox) -> bool:
-        """Whether requests in flight wake the sandbox as soon as it is paused."""
-        capabilities = await self._runtime.capabilities()
-        if not (capabilities.can_freeze and capabilities.can_checkpoint):
-            return False
-        return await self._requests.has_requests(sandbox)
-
-    async def _hibernate_frozen(
-        self, sandbox: Sandbox, _step: steps.Step, instance: Instance | None
-    ) -> Result:
-        uid = sandbox.metadata.uid
-        if await self._requests.has_requests(sandbox):
-            return RequeueAfter(CHECK_REQUESTS_SECONDS, "requests wait for the frozen sandbox")
-        try:
-            instance = await self._runtime.hibernate(uid)
-        except (ConflictError, NotFoundError):
-            raise
-        except PaddockError as error:
-            if not isinstance(error, UnsupportedError) and not self._retry_budget.is_spent(uid):
-                raise
-            self._retry_budget.reset(uid)
-            self._recorder.warning(
-                sandbox, REASON_NOT_HIBERNATED, f"it stays frozen: {error.message}"
-            )
-            until = deadlines.next_instant(sandbox.spec)
-            return await self._wait(sandbox, steps.Wait(until, "the sandbox is frozen"), instance)
-        self._retry_budget.reset(uid)
-        status = self._moved(sandbox, None, instance)
-        status = structs.replace(status, pause_strategy=PauseStrategy.HIBERNATE)
-        await self._write.update_status(structs.replace(sandbox, status=status))
-        return RequeueAfter(0.001, "hibernated")
-
-    async def _refuse_pause(self, sandbox: Sandbox, error: PaddockError) -> Result:
-        """Keep the sandbox running, clear `spec.paused`, and report the reason in a condition."""
-        is_unsupported = isinstance(error, UnsupportedError)
-        reason = REASON_PAUSE_UNSUPPORTED if is_unsupported else REASON_PAUSE_FAILED
-        self._recorder.warning(sandbox, reason, error.message)
-        conditions = self._with_condition(
-            sandbox, CONDITION_PAUSED, holds=False, reason=reason, text=error.message
-        )
-        # The condition is written first: a client that waits for the pause then sees the reason.
-        status = structs.replace(
-            sandbox.status,
-            phase=move(sandbox.status.phase, Trigger.PAUSE_FAILED),
-            message=error.message,
-            conditions=conditions,
-        )
-        written = await self._write.update_status(structs.replace(sandbox, status=status))
-        self._retry_budget.reset(sandbox.metadata.uid)
-        spec = written.spec
-        running = structs.replace(spec, paused=False)
-        if spec.claim is not None and spec.claim.timeout_seconds is not None:
-            # The pause cleared the deadline. Set a new one, so that the sandbox still expires.
-            seconds = max(spec.claim.timeout_seconds, deadlines.MIN_WAKE_SECONDS)
-            running = deadlines.resumed(spec, now=self._clock.now(), seconds=seconds)
-        await self._write.update(structs.replace(written, spec=running))
-        return Done("pause refused")
-
     async def _announce(self, sandbox: Sandbox, phase: Phase, trigger: Trigger) -> Sandbox:
         """Write the phase of a slow transition when it begins."""
         if sandbox.status.phase is not phase:
@@ -356,13 +271,10 @@ class SandboxController:
 
     async def _with_time_left(self, sandbox: Sandbox) -> Sandbox:
         """Extend the deadline of a sandbox whose resume took longer than its timeout."""
-        spec, now = sandbox.spec, self._clock.now()
-        if not deadlines.is_over(spec, now=now):
+        spec = deadlines.with_time_left(sandbox.spec, now=self._clock.now())
+        if spec is sandbox.spec:
             return sandbox
-        claimed = spec.claim.timeout_seconds if spec.claim else None
-        seconds = claimed or deadlines.MIN_WAKE_SECONDS
-        later = deadlines.with_timeout(spec, now=now, seconds=seconds)
-        return await self._write.update(structs.replace(sandbox, spec=later))
+        return await self._write.update(structs.replace(sandbox, spec=spec))
 
     async def _fail(self, sandbox: Sandbox, step: steps.Fail, _: Instance | None) -> Result:
         self._recorder.warning(sandbox, "SandboxFailed", step.message)
@@ -372,7 +284,7 @@ class SandboxController:
             phase=move(sandbox.status.phase, Trigger.FAILED),
             message=step.message,
             conditions=self._with_condition(
-                sandbox, CONDITION_READY, holds=False, reason="Failed", text=step.message
+                sandbox, CONDITION_READY, holds=False, reason=step.reason, text=step.message
             ),
         )
         await self._write.update_status(structs.replace(sandbox, status=status))
@@ -430,6 +342,7 @@ class SandboxController:
     async def _destroy(self, sandbox: Sandbox, _step: steps.Step, _: Instance | None) -> Result:
         self._live_config.forget(sandbox.metadata.uid)
         self._start_errors.forget(sandbox.metadata.uid)
+        self._pauses.forget(sandbox.metadata.uid)
         self._destroyed.discard(sandbox.metadata.uid)
         await self._runtime.destroy(sandbox.metadata.uid)
         left = tuple(name for name in sandbox.metadata.finalizers if name != FINALIZER_SANDBOX)

@@ -7,6 +7,7 @@ runtime is idempotent by uid, and every store write carries a resource version.
 from datetime import datetime
 
 from paddock.cache.states import is_resuming
+from paddock.controllers.sandbox import hibernation_retry
 from paddock.controllers.steps import AddFinalizer, Expire, Fail, Step, Wait
 from paddock.resources.kinds.sandbox import CONDITION_READY, FINALIZER_SANDBOX, Phase, Sandbox
 from paddock.resources.kinds.template import PauseStrategy
@@ -27,7 +28,7 @@ class Pause(Step, frozen=True):
 
 
 class HibernateFrozen(Step, frozen=True):
-    """Hibernate a sandbox that was only frozen because requests waited for it."""
+    """Hibernate a sandbox that was only frozen: requests waited for it, or hibernation failed."""
 
 
 class Resume(Step, frozen=True):
@@ -90,24 +91,39 @@ def _advance(sandbox: Sandbox, instance: Instance | None, now: datetime) -> Step
     if deadlines.is_pause_due(sandbox.spec, now=now):
         return AutoPause()
     if sandbox.spec.paused:
-        return _towards_paused(sandbox, instance)
+        return _towards_paused(sandbox, instance, now)
     return _towards_running(sandbox, instance)
 
 
-def _towards_paused(sandbox: Sandbox, instance: Instance) -> Step:
+def _towards_paused(sandbox: Sandbox, instance: Instance, now: datetime) -> Step:
     strategy = strategy_of(sandbox.spec)
-    if sandbox.status.phase is Phase.PAUSED and instance.state is _PAUSED_STATES[strategy]:
-        return Wait(deadlines.next_instant(sandbox.spec), "the sandbox is paused")
-    if (
-        sandbox.status.phase is Phase.PAUSED
-        and strategy is PauseStrategy.HIBERNATE
-        and instance.state is InstanceState.FROZEN
-    ):
-        return HibernateFrozen()
-    if sandbox.status.phase is Phase.PAUSED and instance.state in _PAUSED_STATES.values():
-        # Paused with another strategy than the spec has now: keep it until it is resumed.
-        return Wait(deadlines.next_instant(sandbox.spec), "the sandbox is paused")
+    can_hibernate = hibernation_retry.is_due(sandbox.status, now=now)
+    if sandbox.status.phase is Phase.PAUSED and instance.state in PAUSED_STRATEGIES:
+        is_frozen = instance.state is InstanceState.FROZEN
+        if not (strategy is PauseStrategy.HIBERNATE and is_frozen):
+            # Perhaps paused with another strategy than the spec has now: keep it until it resumes.
+            return Wait(deadlines.next_instant(sandbox.spec), "the sandbox is paused")
+        if can_hibernate:
+            return HibernateFrozen()
+        return _wait_frozen(sandbox)
+    if strategy is PauseStrategy.STOP:
+        return Pause(strategy)
+    if instance.state in (InstanceState.HIBERNATED, InstanceState.STOPPED):
+        # Done by an attempt whose result was not recorded.
+        return Pause(PAUSED_STRATEGIES[instance.state])
+    if strategy is PauseStrategy.HIBERNATE and not can_hibernate:
+        return Pause(PauseStrategy.FREEZE)
     return Pause(strategy)
+
+
+def _wait_frozen(sandbox: Sandbox) -> Step:
+    """Wait for the deadline of a sandbox that could not hibernate, or for the next attempt."""
+    instants = (
+        deadlines.next_instant(sandbox.spec),
+        hibernation_retry.next_attempt(sandbox.status),
+    )
+    until = min((moment for moment in instants if moment is not None), default=None)
+    return Wait(until, "the sandbox is frozen")
 
 
 def _towards_running(sandbox: Sandbox, instance: Instance) -> Step:
@@ -123,14 +139,13 @@ def _towards_running(sandbox: Sandbox, instance: Instance) -> Step:
         if sandbox.status.phase is Phase.RUNNING and ready and current:
             return Wait(deadlines.next_instant(sandbox.spec), "the sandbox runs")
         return RecordRunning()
-    for strategy, state in _PAUSED_STATES.items():
-        if instance.state is state:
-            return Resume(strategy)
-    return Create()
+    strategy = PAUSED_STRATEGIES.get(instance.state)
+    return Create() if strategy is None else Resume(strategy)
 
 
-_PAUSED_STATES = {
-    PauseStrategy.FREEZE: InstanceState.FROZEN,
-    PauseStrategy.HIBERNATE: InstanceState.HIBERNATED,
-    PauseStrategy.STOP: InstanceState.STOPPED,
+PAUSED_STRATEGIES = {
+    InstanceState.FROZEN: PauseStrategy.FREEZE,
+    InstanceState.HIBERNATED: PauseStrategy.HIBERNATE,
+    InstanceState.STOPPED: PauseStrategy.STOP,
 }
+"""The strategy by which an instance came into a state."""

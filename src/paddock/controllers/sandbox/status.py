@@ -6,6 +6,7 @@ from msgspec import structs
 
 from paddock.controllers.sandbox.lifecycle import Trigger, move
 from paddock.resources.kinds.sandbox import (
+    CONDITION_LIMITED,
     CONDITION_PAUSED,
     CONDITION_READY,
     Phase,
@@ -36,6 +37,16 @@ def moved(
     if paused or any(item.type == CONDITION_PAUSED for item in conditions):
         new = _condition(sandbox, CONDITION_PAUSED, holds=paused, reason=reason)
         conditions = set_condition(conditions, new, now=now)
+    if trigger is Trigger.RECYCLED:
+        old = structs.replace(old, hibernation_failures=None)
+    elif runs:
+        old = runnable_again(old)
+    note = instance.limits_note if instance is not None else ""
+    is_noted = any(item.type == CONDITION_LIMITED for item in conditions)
+    if note or (is_noted and instance is not None):
+        reason = "EnforcedInPart" if note else "Enforced"
+        new = _condition(sandbox, CONDITION_LIMITED, holds=not note, reason=reason, text=note)
+        conditions = set_condition(conditions, new, now=now)
     return structs.replace(
         old,
         observed_generation=sandbox.metadata.generation,
@@ -48,7 +59,16 @@ def moved(
         incarnation=instance.incarnation if instance else old.incarnation,
         started_at=old.started_at or (instance.started_at if instance else None),
         image=instance.image if instance else old.image,
+        stored_bytes=instance.stored_bytes if instance else old.stored_bytes,
     )
+
+
+def runnable_again(status: SandboxStatus) -> SandboxStatus:
+    """Return the status of a sandbox that runs: what could not be stored may have changed."""
+    failures = status.hibernation_failures
+    if failures is None or not failures.is_final:
+        return status
+    return structs.replace(status, hibernation_failures=structs.replace(failures, is_final=False))
 
 
 def with_condition(

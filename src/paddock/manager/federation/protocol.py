@@ -67,6 +67,8 @@ class ForwardedClaim(Struct, frozen=True, kw_only=True):
 
     team: str
     role: Role
+    key_id: str = ""
+    """Given if the key has scopes, which may allow only what it requested."""
     request: NewSandbox
     via: tuple[str, ...]
     """The clusters that forwarded it."""
@@ -77,6 +79,9 @@ class ForwardedCall(Struct, frozen=True, kw_only=True):
 
     team: str
     role: Role
+    scopes: tuple[str, ...] = ()
+    key_id: str = ""
+    """As in `ForwardedClaim`."""
     method: str
     path: str
     query: str = ""

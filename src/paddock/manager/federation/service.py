@@ -215,7 +215,13 @@ class Federation:
             sandbox_id=sandbox_id,
         )
         body = msgspec.json.encode(
-            ForwardedClaim(team=caller.team, role=caller.role, request=wanted, via=(self.cluster,))
+            ForwardedClaim(
+                team=caller.team,
+                role=caller.role,
+                key_id=caller.key_id if caller.scopes else "",
+                request=wanted,
+                via=(self.cluster,),
+            )
         )
         timeout = claim_timeout + HAND_OVER_SECONDS
         outcome = "refused"

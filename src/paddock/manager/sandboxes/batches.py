@@ -87,7 +87,7 @@ class Batches:
         if found is None:
             return None
         batch, allocation = found
-        if caller is not None and caller.team != batch_owner(batch) and not caller.is_admin:
+        if caller is not None and caller.team != batch_owner(batch) and not caller.is_operator:
             return None
         key = Key(allocation.namespace or batch.metadata.namespace, allocation.sandbox)
         sandbox = self._provider.sandbox(key)

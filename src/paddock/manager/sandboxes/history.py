@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Sequence
 from datetime import datetime
 
+from paddock.cache.states import is_running_or_pausing
 from paddock.manager.sandboxes.requests import LogEntry
 from paddock.resources.kinds.sandbox import CONDITION_READY, Sandbox
 from paddock.resources.meta import ConditionStatus
@@ -24,7 +25,7 @@ def _moments(sandbox: Sandbox) -> Iterator[tuple[datetime | None, str, str]]:
     yield status.started_at, "info", f"started{image}"
     if claim is not None:
         yield claim.claim_time, "info", f"handed out as {claim.sandbox_id} to {claim.owner}"
-    if sandbox.spec.paused:
+    if not is_running_or_pausing(sandbox):
         yield status.paused_at, "info", f"paused: {status.pause_strategy}"
     for item in status.conditions:
         if item.message:

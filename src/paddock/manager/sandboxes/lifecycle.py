@@ -79,7 +79,7 @@ class Lifecycle:
         retention_seconds: int | EllipsisType | None = ...,
     ) -> Sandbox:
         """Pause, and return when it is paused; `ConflictError` if it is paused already."""
-        caller.require_write_access()
+        caller.require("create", "sandboxes/pause")
         sandbox = self._queries.find(caller, sandbox_id)
         if states.state(sandbox, self._clock.now()) is SandboxState.PAUSED and sandbox.spec.paused:
             raise ConflictError(f"sandbox {sandbox_id} is paused already")
@@ -108,7 +108,7 @@ class Lifecycle:
         auto_pause: bool | None = None,
     ) -> Sandbox:
         """Resume, and return when it runs; `ConflictError` if it runs already."""
-        caller.require_write_access()
+        caller.require("create", "sandboxes/resume")
         self._check(timeout_seconds)
         sandbox = self._queries.find(caller, sandbox_id)
         if states.state(sandbox, self._clock.now()) in (
@@ -124,7 +124,7 @@ class Lifecycle:
         self, caller: Caller, sandbox_id: str, *, timeout_seconds: int
     ) -> tuple[Sandbox, bool]:
         """Extend a running sandbox or resume a paused one; return whether it was resumed."""
-        caller.require_write_access()
+        caller.require("create", "sandboxes/connect")
         self._check(timeout_seconds)
         sandbox = self._queries.find(caller, sandbox_id)
         now = self._clock.now()
@@ -231,7 +231,7 @@ class Lifecycle:
         self, caller: Caller, sandbox_id: str, *, timeout_seconds: int
     ) -> Sandbox:
         """Set the end of a running sandbox to so many seconds from now, earlier or later."""
-        caller.require_write_access()
+        caller.require("create", "sandboxes/timeout")
         if timeout_seconds:
             self._check(timeout_seconds)
         sandbox = self._running(caller, sandbox_id)
@@ -249,7 +249,7 @@ class Lifecycle:
 
     async def refresh(self, caller: Caller, sandbox_id: str, *, seconds: int) -> Sandbox:
         """Extend the end of a running sandbox to at least so many seconds from now."""
-        caller.require_write_access()
+        caller.require("create", "sandboxes/refreshes")
         self._check(seconds)
         sandbox = self._running(caller, sandbox_id)
         now = self._clock.now()
@@ -276,7 +276,7 @@ class Lifecycle:
 
         If its pool recycles, the sandbox is reset and returned to the pool.
         """
-        caller.require_write_access()
+        caller.require("delete", "sandboxes")
         sandbox = self._queries.find_owned(caller, sandbox_id)
         if sandbox.status.phase is not Phase.FAILED or sandbox.is_deleting:
             sandbox = self._queries.find(caller, sandbox_id)

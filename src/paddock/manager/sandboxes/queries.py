@@ -45,7 +45,7 @@ class SandboxQueries:
         sandbox = self._provider.claimed_sandbox(public_id)
         if sandbox is None or sandbox.spec.claim is None:
             raise not_found(sandbox_id)
-        if sandbox.spec.claim.owner != caller.team and not caller.is_admin:
+        if not caller.may_use(sandbox.spec.claim):
             raise not_found(sandbox_id)
         return sandbox
 
@@ -61,7 +61,7 @@ class SandboxQueries:
         found = (
             sandbox
             for sandbox in self._provider.sandboxes(caller.team)
-            if self._matches(sandbox, wanted)
+            if self._matches(sandbox, wanted) and _is_visible(caller, sandbox)
         )
         return tuple(sorted(found, key=_position))
 
@@ -82,7 +82,7 @@ class SandboxQueries:
             token=token,
             ascending=ascending,
         )
-        running = sum(not sandbox.spec.paused for sandbox in found)
+        running = sum(states.is_running_or_pausing(sandbox) for sandbox in found)
         return SandboxPage(items, following, running)
 
     def _matches(self, sandbox: Sandbox, wanted: SandboxFilter) -> bool:
@@ -92,6 +92,9 @@ class SandboxQueries:
         if claim is None or state in (SandboxState.DEAD, SandboxState.CREATING):
             return False
         shown = "running" if state is SandboxState.RUNNING else "paused"
+        if state is SandboxState.PAUSING:
+            # Its processes run until the pause is complete.
+            shown = "running"
         if shown not in wanted.states:
             return False
         if wanted.template is not None and claim.template_id != wanted.template:
@@ -127,6 +130,11 @@ class SandboxQueries:
 def not_found(sandbox_id: str) -> NotFoundError:
     """Return the error for a sandbox that does not exist for this caller."""
     return NotFoundError(f"sandbox {sandbox_id!r} was not found")
+
+
+def _is_visible(caller: Caller, sandbox: Sandbox) -> bool:
+    claim = sandbox.spec.claim
+    return claim is not None and (not caller.scopes or caller.may_use(claim))
 
 
 def _position(sandbox: Sandbox) -> paging.Position:

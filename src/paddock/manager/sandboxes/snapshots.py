@@ -1,6 +1,7 @@
 """Snapshots and forks: stored states, and sandboxes created from them."""
 
 import asyncio
+import logging
 import re
 from collections.abc import Callable
 from datetime import UTC, datetime
@@ -10,15 +11,20 @@ from msgspec import structs
 from paddock.cache.provider import Provider
 from paddock.claims.caller import Caller
 from paddock.claims.engine import Claims
+from paddock.claims.quota.stored import TEMPORARY_SECONDS, StoredLedger, checkpoint_holders
 from paddock.claims.requests import NewSandbox
 from paddock.kit import ids
 from paddock.kit.clock import Clock
 from paddock.kit.errors import (
     ConflictError,
+    DiskFullError,
     FieldProblem,
     InvalidError,
+    NotFoundError,
     PaddockError,
+    QuotaExceededError,
 )
+from paddock.kit.logs import fields
 from paddock.manager.sandboxes import paging
 from paddock.manager.sandboxes.queries import SandboxQueries
 from paddock.manager.sandboxes.requests import ForkResult
@@ -27,8 +33,10 @@ from paddock.resources.kinds.sandbox import ClaimIdentity, Sandbox
 from paddock.resources.meta import GROUP, ObjectMeta
 from paddock.resources.transitions.pause_strategy import strategy_for
 
+log = logging.getLogger(__name__)
+
 SNAPSHOT_SECONDS = 120.0
-FORK_TTL_SECONDS = 60
+FORK_TTL_SECONDS = TEMPORARY_SECONDS
 """How long the checkpoint of a fork is kept after it is complete."""
 _NAME = re.compile(r"^(?:[a-z0-9][a-z0-9_-]*/)?[a-z0-9][a-z0-9_-]*(?::[a-z0-9_.-]+)?$")
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -44,17 +52,19 @@ class Snapshots:
         claims: Claims,
         queries: SandboxQueries,
         clock: Clock,
+        stored: StoredLedger,
     ) -> None:
         self._provider = provider
         self._claims = claims
         self._queries = queries
         self._clock = clock
+        self._stored = stored
 
     async def create(
         self, caller: Caller, sandbox_id: str, *, name: str | None, memory: bool = True
     ) -> Checkpoint:
         """Store a sandbox's state and return when it is stored. The sandbox continues."""
-        caller.require_write_access()
+        caller.require("create", "sandboxes/snapshots")
         sandbox = self._queries.find(caller, sandbox_id)
         names = self._names(caller, name)
         return await self._store(caller, sandbox, names=names, memory=memory)
@@ -93,21 +103,40 @@ class Snapshots:
                 sandbox_id=claim.sandbox_id if claim else "",
                 persistent_contents=contents,
                 owner=caller.team,
+                key_id=caller.key_id,
                 checkpoint_id=f"snap{ids.sandbox_id()}",
                 names=names,
                 ttl_seconds_after_finished=ttl_seconds,
             ),
         )
+        # The controller decides with an estimate; a full quota is refused without a write.
+        self._stored.check(checkpoint_holders(wanted), 1)
         created = await self._provider.write.create(wanted)
-        return await self._provider.waits.checkpoint(created).wait(
-            SNAPSHOT_SECONDS, written=created
-        )
+        try:
+            return await self._provider.waits.checkpoint(created).wait(
+                SNAPSHOT_SECONDS, written=created
+            )
+        except (QuotaExceededError, DiskFullError):
+            # The caller has the reason: refusals must not fill the store.
+            await self._delete(created)
+            raise
+
+    async def _delete(self, checkpoint: Checkpoint) -> None:
+        try:
+            await self._provider.write.delete(checkpoint)
+        except NotFoundError:
+            return
+        except PaddockError as error:
+            log.warning(
+                "refused checkpoint was not deleted",
+                extra=fields(checkpoint=str(checkpoint.key), error=error.message),
+            )
 
     async def fork(
         self, caller: Caller, sandbox_id: str, *, count: int, timeout_seconds: int
     ) -> tuple[ForkResult, ...]:
         """Create clones of a running sandbox from one stored state."""
-        caller.require_write_access()
+        caller.require("create", "sandboxes/fork")
         sandbox = self._queries.find(caller, sandbox_id)
         claim = sandbox.spec.claim
         if sandbox.spec.paused or claim is None:
@@ -145,6 +174,7 @@ class Snapshots:
             and item.spec.ttl_seconds_after_finished is None
             and (source is None or source(item))
             and (name is None or name.lower() in item.spec.names)
+            and (not caller.scopes or _is_visible(caller, item))
         )
         return paging.page(found, limit=limit, token=token, ascending=False)
 
@@ -161,6 +191,12 @@ class Snapshots:
             )
 
         return is_of
+
+
+def _is_visible(caller: Caller, checkpoint: Checkpoint) -> bool:
+    """Whether the scopes of a key allow a snapshot: by one of its names."""
+    names = checkpoint.spec.names or (checkpoint.metadata.name,)
+    return any(caller.may("get", "checkpoints", template=name) for name in names)
 
 
 def _same_request(sandbox: Sandbox, claim: ClaimIdentity, timeout_seconds: int) -> NewSandbox:

@@ -10,6 +10,12 @@ from paddock.resources.meta import Condition, Resource, ResourcePart
 FINALIZER_CHECKPOINT = "paddock.dev/checkpoint"
 REASON_UNSUPPORTED = "Unsupported"
 """Reason of the condition Ready (False): this runtime cannot store such a state."""
+REASON_QUOTA = "QuotaExceeded"
+"""Reason of the condition Ready (False): the quota `stored.bytes` has no room for it."""
+REASON_NO_SPACE = "InsufficientStorage"
+"""Reason of the condition Ready (False): the disk has no room for it beyond its reserve."""
+REASON_UNSTORABLE = "Unstorable"
+"""Reason of the condition Ready (False): this sandbox has something that cannot be stored."""
 
 
 class Content(StrEnum):
@@ -49,6 +55,9 @@ class CheckpointSpec(ResourcePart, frozen=True, kw_only=True):
     """
     owner: str = ""
     """Team that owns the checkpoint."""
+    key_id: str = ""
+    """Id of the API key that created the checkpoint. Its bytes count for the quota of the key, too.
+    """
     checkpoint_id: str = ""
     """Public id of the checkpoint (`snapshotID`). If empty, it is derived from the UID. Immutable
     once set."""
@@ -70,7 +79,8 @@ class CheckpointStatus(ResourcePart, frozen=True, kw_only=True):
     has_memory: bool = False
     """Whether memory is stored, so that processes continue where they were."""
     size_bytes: int = 0
-    """Size on disk, in bytes."""
+    """Size in bytes: the files that the sandbox had written, and its stored memory. It counts for
+    the quota `stored.bytes`."""
     completion_time: datetime | None = None
     """Time at which the checkpoint was completed."""
     template: SandboxTemplateSpec | None = None

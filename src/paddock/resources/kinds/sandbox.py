@@ -39,6 +39,10 @@ FINALIZER_SANDBOX = "paddock.dev/sandbox"
 CONDITION_READY = "Ready"
 CONDITION_PAUSED = "Paused"
 CONDITION_HEALTHY = "Healthy"
+CONDITION_STORABLE = "Storable"
+"""False after an attempt to hibernate failed, until one succeeds."""
+CONDITION_LIMITED = "LimitsEnforced"
+"""False if its machine enforces a limit of its template only in part."""
 
 
 class Phase(StrEnum):
@@ -103,7 +107,7 @@ class ClaimIdentity(ResourcePart, frozen=True, kw_only=True):
     running_account: str = ""
     """Process whose share the running sandbox counts against, if another process resumed it."""
     network_opened: bool = False
-    """Whether an administrator allowed the network policy of the sandbox to exceed that of its
+    """Whether an operator allowed the network policy of the sandbox to exceed that of its
     template."""
     idempotency_key: str = ""
     """Idempotency key of the request. A repeated request returns the same sandbox."""
@@ -126,6 +130,15 @@ class ClaimIdentity(ResourcePart, frozen=True, kw_only=True):
             structs.force_setattr(self, "metadata", freeze_flat(self.metadata))
         if type(self.env_vars) is not FrozenDict:
             structs.force_setattr(self, "env_vars", freeze_flat(self.env_vars))
+
+
+class PauseDeadlines(ResourcePart, frozen=True, kw_only=True):
+    """Deadlines that a sandbox had before it was paused."""
+
+    pause_time: datetime | None = None
+    """`pauseTime` before the pause."""
+    shutdown_time: datetime | None = None
+    """`shutdownTime` before the pause."""
 
 
 class SandboxSpec(ResourcePart, frozen=True, kw_only=True):
@@ -151,6 +164,12 @@ class SandboxSpec(ResourcePart, frozen=True, kw_only=True):
     retained_until: datetime | None = None
     """Time at which the retention of the paused sandbox ends. A pause sets it together with
     `shutdownTime`; a resume removes both."""
+    before_pause: PauseDeadlines | None = None
+    """Deadlines that the sandbox had before it was paused. A pause records them; if it fails, they
+    apply again. A resume removes them."""
+    resumed_for_seconds: int | None = None
+    """Number of seconds that the last resume granted. If resuming takes longer, the timeout counts
+    from its end. Unset if the resume kept the deadline."""
     wake_on_traffic: WakeOnTraffic | None = None
     """Whether a request to the paused sandbox resumes it. If unset, it does not."""
     idle_pause: IdlePause | None = None
@@ -180,6 +199,19 @@ class SandboxAddress(ResourcePart, frozen=True, kw_only=True):
     """Address of the node."""
 
 
+class HibernationFailures(ResourcePart, frozen=True, kw_only=True):
+    """Consecutive attempts to hibernate a sandbox that failed."""
+
+    count: int
+    """Number of attempts."""
+    retry_time: datetime
+    """Time before which there is no other attempt."""
+    is_final: bool = False
+    """Whether there is no other attempt until the sandbox is resumed."""
+    message: str = ""
+    """Reason of the last failure."""
+
+
 class SandboxStatus(ResourcePart, frozen=True, kw_only=True):
     """Observed state of a sandbox."""
 
@@ -207,6 +239,11 @@ class SandboxStatus(ResourcePart, frozen=True, kw_only=True):
     """Id of the checkpoint that holds the memory of a hibernated sandbox."""
     pause_strategy: PauseStrategy | None = None
     """Strategy of the current pause."""
+    stored_bytes: int = 0
+    """Size of the memory of a hibernated sandbox on disk, in bytes. It counts for the quota
+    `stored.bytes`."""
+    hibernation_failures: HibernationFailures | None = None
+    """Attempts to hibernate that failed since the last that succeeded."""
     resources: Resources = Resources()
     """Resource limits in effect."""
     image: str = ""

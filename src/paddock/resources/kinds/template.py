@@ -51,6 +51,19 @@ class Resources(ResourcePart, frozen=True, kw_only=True):
     """Bytes that the sandbox can write, such as `10Gi`."""
     pids: int | None = None
     """Maximum number of processes and threads."""
+    ingress_bandwidth: str | None = None
+    """Network traffic to the sandbox in bits per second, such as `100M`."""
+    egress_bandwidth: str | None = None
+    """Network traffic of the sandbox in bits per second, such as `100M`."""
+    io_read_bandwidth: str | None = None
+    """Bytes per second that the sandbox reads from a disk, such as `100Mi`."""
+    io_write_bandwidth: str | None = None
+    """Bytes per second that the sandbox writes to a disk, such as `100Mi`. With cgroup v1, only of
+    direct I/O."""
+    io_read_iops: int | None = None
+    """Read operations of the sandbox on a disk, per second."""
+    io_write_iops: int | None = None
+    """Write operations of the sandbox on a disk, per second. With cgroup v1, only of direct I/O."""
 
 
 class Volume(ResourcePart, frozen=True, kw_only=True):

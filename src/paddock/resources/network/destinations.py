@@ -22,7 +22,8 @@ EVERYTHING = IPv4Network("0.0.0.0/0")
 PRIVATE: tuple[Network, ...] = tuple(
     ipaddress.ip_network(one)
     for one in (
-        *("10.0.0.0/8", "100.64.0.0/10", "127.0.0.0/8", "168.63.129.16/32", "172.16.0.0/12"),
+        *("10.0.0.0/8", "100.64.0.0/10", "127.0.0.0/8", "172.16.0.0/12"),
+        "168.63.129.16/32",  # public address by which virtual machines of a cloud reach their host
         *("192.0.0.0/24", "192.168.0.0/16", "198.18.0.0/15", "::1/128", "fc00::/7"),
     )
 )

@@ -19,7 +19,7 @@ def effective_network(
 ) -> NetworkPolicy:
     """Return the policy in effect, given that of the template and of team and installation.
 
-    Only an administrator's request can exceed the template (`claim.networkOpened`).
+    Only an operator's request can exceed the template (`claim.networkOpened`).
     """
     own, claim = sandbox.spec.network, sandbox.spec.claim
     if own is None:

@@ -143,6 +143,16 @@ LIMITS: Mapping[type[Struct], Mapping[str, FieldLimit]] = {
         "memory": _QUANTITY,
         "disk": _QUANTITY,
         "pids": FieldLimit(minimum=1, maximum=4_194_304),
+        **dict.fromkeys(
+            (
+                *("ingress_bandwidth", "egress_bandwidth"),
+                *("io_read_bandwidth", "io_write_bandwidth"),
+            ),
+            _QUANTITY,
+        ),
+        **dict.fromkeys(
+            ("io_read_iops", "io_write_iops"), FieldLimit(minimum=1, maximum=1_000_000_000)
+        ),
     },
     Volume: {
         "name": FieldLimit(

@@ -96,6 +96,8 @@ def claimed_spec(spec: SandboxSpec, terms: Terms, *, now: datetime) -> SandboxSp
         pause_strategy=terms.pause_strategy or spec.pause_strategy,
         paused_retention_seconds=terms.paused_retention_seconds,
         retained_until=None,
+        before_pause=None,
+        resumed_for_seconds=None,
     )
     if terms.shutdown_time is not None:
         return structs.replace(changed, shutdown_time=terms.shutdown_time, pause_time=None)

@@ -5,11 +5,12 @@ of them its timeout sets. A sandbox without a timeout
 (`claim.timeoutSeconds` is `None`) keeps neither, through every operation.
 """
 
+import math
 from datetime import datetime, timedelta
 
 from msgspec import structs
 
-from paddock.resources.kinds.sandbox import SandboxSpec
+from paddock.resources.kinds.sandbox import PauseDeadlines, SandboxSpec
 
 MIN_WAKE_SECONDS = 300
 """A sandbox resumed by traffic runs at least this long before its timeout ends."""
@@ -44,22 +45,64 @@ def extended(spec: SandboxSpec, *, now: datetime, seconds: float) -> SandboxSpec
 
 
 def paused(spec: SandboxSpec, *, now: datetime) -> SandboxSpec:
-    """Pause it: the flag and the deadlines change together. It is then kept for its retention."""
+    """Pause it: the flag and the deadlines change together. It is then kept for its retention.
+
+    The deadlines that it had are recorded, for the case that it cannot be paused.
+    """
     if spec.paused_retention_seconds is None:
         until = None
     else:
         until = now + timedelta(seconds=spec.paused_retention_seconds)
     return structs.replace(
-        spec, paused=True, pause_time=None, shutdown_time=until, retained_until=until
+        spec,
+        paused=True,
+        pause_time=None,
+        shutdown_time=until,
+        retained_until=until,
+        before_pause=PauseDeadlines(pause_time=spec.pause_time, shutdown_time=spec.shutdown_time),
+        resumed_for_seconds=None,
     )
+
+
+def with_failed_pause(spec: SandboxSpec, *, now: datetime) -> SandboxSpec:
+    """Clear the flag of a pause that failed. The sandbox keeps the deadlines that it had.
+
+    A sandbox with a timeout never runs without a deadline: if none is known, its pause is due now.
+    """
+    before = spec.before_pause
+    running = structs.replace(spec, paused=False, retained_until=None, before_pause=None)
+    if spec.pause_time is not None or spec.shutdown_time != spec.retained_until:
+        return running  # declared, or set since the pause
+    if before is not None:
+        return structs.replace(
+            running, pause_time=before.pause_time, shutdown_time=before.shutdown_time
+        )
+    is_limited = spec.claim is not None and spec.claim.timeout_seconds is not None
+    return structs.replace(running, pause_time=now if is_limited else None, shutdown_time=None)
 
 
 def resumed(spec: SandboxSpec, *, now: datetime, seconds: float) -> SandboxSpec:
     """Resume it with a fresh timeout, in the same write that clears the flag."""
     running = structs.replace(
-        spec, paused=False, pause_time=None, shutdown_time=None, retained_until=None
+        spec,
+        paused=False,
+        pause_time=None,
+        shutdown_time=None,
+        retained_until=None,
+        before_pause=None,
+        resumed_for_seconds=math.ceil(seconds),
     )
     return with_timeout(running, now=now, seconds=seconds)
+
+
+def with_time_left(spec: SandboxSpec, *, now: datetime) -> SandboxSpec:
+    """Return the deadlines after a resume that took longer than its timeout.
+
+    The timeout counts from now. A deadline that the resume kept is not extended.
+    """
+    if spec.resumed_for_seconds is None or not is_over(spec, now=now):
+        return spec
+    return with_timeout(spec, now=now, seconds=spec.resumed_for_seconds)
 
 
 def woken(spec: SandboxSpec, *, now: datetime) -> SandboxSpec:
@@ -70,14 +113,23 @@ def woken(spec: SandboxSpec, *, now: datetime) -> SandboxSpec:
     """
     due = None if is_retained(spec) else spec.shutdown_time
     running = structs.replace(
-        spec, paused=False, pause_time=None, shutdown_time=due, retained_until=None
+        spec,
+        paused=False,
+        pause_time=None,
+        shutdown_time=due,
+        retained_until=None,
+        before_pause=None,
+        resumed_for_seconds=None,
     )
     if never_ends(spec) or spec.claim is None:
         return running
-    until = now + timedelta(seconds=wake_seconds(spec))
+    seconds = wake_seconds(spec)
+    until = now + timedelta(seconds=seconds)
     if spec.claim.auto_pause:
         return structs.replace(running, pause_time=until)
-    return running if due is not None else structs.replace(running, shutdown_time=until)
+    if due is not None:
+        return running
+    return structs.replace(running, shutdown_time=until, resumed_for_seconds=seconds)
 
 
 def wake_seconds(spec: SandboxSpec) -> int:

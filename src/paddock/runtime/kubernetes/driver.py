@@ -51,6 +51,7 @@ from paddock.runtime.port import (
 
 _NO_MEMORY = "the memory of a pod cannot be stored"
 _NO_UPDATE = "this process has no access to the API server"
+_NO_RATES = "Kubernetes does not limit it; the cluster's network or storage may"
 _NO_SNAPSHOT = (
     "the files of a pod cannot be stored; a pause with Stop and a volume claim keeps them"
 )
@@ -102,6 +103,9 @@ class KubernetesRuntime:
             "can_snapshot_files": _NO_SNAPSHOT,
             "can_stop": "only sandboxes whose template has volumeClaimTemplates keep their files",
             "can_limit_pids": "the kubelet's limit applies (podPidsLimit)",
+            **dict.fromkeys(
+                ("can_limit_bandwidth", "can_limit_io", "can_limit_cached_writes"), _NO_RATES
+            ),
             "can_filter_egress": "by address; the cluster's network must enforce NetworkPolicies",
         }
         if not can_freeze:

@@ -15,6 +15,7 @@ import msgspec
 
 from paddock.kit.errors import UnavailableError, UnsupportedError
 from paddock.runtime.local.node import rpc
+from paddock.runtime.local.node.heavy_work import WorkReport
 from paddock.runtime.local.node.rpc_server import LogArguments, SnapshotArguments
 from paddock.runtime.port import (
     AgentConfig,
@@ -128,6 +129,10 @@ class LocalRuntime:
     ) -> tuple[LogLine, ...]:
         arguments = LogArguments(since=since, limit=limit)
         return await self._call("logs", uid, arguments, kind=tuple[LogLine, ...])
+
+    async def heavy_work(self) -> tuple[WorkReport, ...]:
+        """Return how much heavy work waits and runs on the node, by kind."""
+        return await self._call("heavy_work", kind=tuple[WorkReport, ...])
 
     async def netns(self, uid: str) -> int:
         """Return a descriptor of the sandbox's network namespace; the caller closes it.

@@ -10,8 +10,11 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from paddock.kit.encryption import DataCipher
 from paddock.kit.errors import UnavailableError
 from paddock.kit.logs import fields
+from paddock.store.sqlite.rewriting import RowRewriter
+from paddock.store.sqlite.rows import RowCodec
 from paddock.store.sqlite.schema import migrate
 from paddock.store.table import history_within
 
@@ -51,8 +54,9 @@ class HistoryEntry(NamedTuple):
 class Database:
     """One open database file."""
 
-    def __init__(self, path: Path, *, history: int) -> None:
+    def __init__(self, path: Path, *, history: int, cipher: DataCipher | None = None) -> None:
         self._path = path
+        self._rows = RowCodec(cipher)
         self._history = history
         self._row_bytes = 0
         self._free_at_failure = -1
@@ -63,6 +67,7 @@ class Database:
                 f"the store {path} cannot be opened: {error}",
                 hint="check the file and its directory, or restore a backup",
             ) from error
+        self._rewriter = RowRewriter(self._connection, self._rows)
         # Processes that were killed may have left a long WAL.
         self._wal_bytes = _size(path.with_name(f"{path.name}-wal"))
         oldest = self._connection.execute("SELECT min(version) FROM history").fetchone()[0]
@@ -102,22 +107,28 @@ class Database:
 
     def objects(self) -> Iterator[tuple[str, bytes]]:
         """Return kind and body of every object."""
-        return self._connection.execute("SELECT kind, body FROM objects")
+        query = "SELECT kind, namespace, name, body FROM objects"
+        for kind, namespace, name, stored in self._connection.execute(query):
+            yield kind, self._rows.decode(kind, namespace, name, stored)
 
     def changes(self) -> Iterator[HistoryEntry]:
         """Return the history, newest first."""
         query = "SELECT version, kind, namespace, name, before FROM history ORDER BY version DESC"
-        return (HistoryEntry(*row) for row in self._connection.execute(query))
+        for version, kind, namespace, name, stored in self._connection.execute(query):
+            before = stored and self._rows.decode(kind, namespace, name, stored)
+            yield HistoryEntry(version, kind, namespace, name, before)
 
     # ---- writing -------------------------------------------------------------------------
 
     def write(self, rows: Sequence[Row]) -> None:
         """Make rows durable, all or none; `UnavailableError` if that fails."""
         self._measure(rows)
+        rows = [self._encoded(row) for row in rows]
         kept = history_within(self._history, self._row_bytes)
         compact_to = rows[-1][3] - kept
         compacts = compact_to - self.compacted > min(COMPACT_EVERY, kept)
         try:
+            self._rewriter.note_key()
             self._write(rows, compact_to if compacts else None)
         except sqlite3.Error as error:
             if not (_is_full(error) and self._free_space()):
@@ -131,6 +142,12 @@ class Database:
         self._wal_bytes += sum(
             _PAGES_PER_ROW * _PAGE_BYTES + 2 * len(row[4] or b"") for row in rows
         )
+
+    def _encoded(self, row: Row) -> Row:
+        kind, namespace, name, version, body = row
+        if body is None:
+            return row
+        return kind, namespace, name, version, self._rows.encode(kind, namespace, name, body)
 
     def _measure(self, rows: Sequence[Row]) -> None:
         average = sum(len(row[4] or b"") for row in rows) // len(rows)
@@ -166,6 +183,31 @@ class Database:
     def _roll_back(self) -> None:
         if self._connection.in_transaction:
             self._connection.execute("ROLLBACK")
+
+    # ---- keys ----------------------------------------------------------------------------
+
+    @property
+    def keys(self) -> frozenset[str]:
+        """The keys that data in the file may be encrypted with; '' is plain text."""
+        return frozenset(self._rewriter.keys)
+
+    @property
+    def needs_rewrite(self) -> bool:
+        """Whether the file may hold data that the key in use did not encrypt."""
+        return self._rewriter.is_needed
+
+    def rewrite(self) -> bool:
+        """Rewrite some rows with the key in use; return whether there may be more."""
+        try:
+            size = self._rewriter.step()
+            if size is None:
+                self._rewriter.compact()
+                self._wal_bytes = 0
+                return False
+        except sqlite3.Error as error:
+            raise _unavailable(self._path, error) from error
+        self._wal_bytes += size * _PAGES_PER_ROW * _PAGE_BYTES
+        return True
 
     # ---- checkpoints ---------------------------------------------------------------------
 

@@ -8,8 +8,9 @@ depends on it, are rolled back, and their writers get the error.
 import asyncio
 import logging
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from queue import SimpleQueue
+from typing import TypeVar, cast
 
 from paddock.kit import metrics
 from paddock.kit.clock import system
@@ -19,6 +20,7 @@ from paddock.store.sqlite.database import Database, Row
 from paddock.store.working_set import Mutation, WorkingSet
 
 log = logging.getLogger(__name__)
+T = TypeVar("T")
 
 _SECONDS = metrics.histogram(
     "paddock_store_commit_seconds", "How long a batch of writes took to become durable."
@@ -64,7 +66,7 @@ class GroupCommit:
         self._next: CommitGroup | None = None
         self._is_writing = False
         self._idle: asyncio.Future[None] | None = None
-        self._batches: SimpleQueue[CommitGroup | None] = SimpleQueue()
+        self._batches: SimpleQueue[CommitGroup | Callable[[], None] | None] = SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="paddock-store", daemon=True)
         self._thread.start()
 
@@ -82,6 +84,29 @@ class GroupCommit:
         self._working.decide(mutations, batch)
         if not await batch.settled():
             raise _commit_error(batch.error)
+
+    async def run(self, work: Callable[[], T]) -> T:
+        """Run work on the thread of the database, between two batches, and return its result."""
+        future: asyncio.Future[T] = self._loop.create_future()
+
+        def settle(result: T | None, error: Exception | None) -> None:
+            if future.done():  # its waiter was cancelled
+                return
+            if error is None:
+                future.set_result(cast("T", result))
+            else:
+                future.set_exception(error)
+
+        def job() -> None:
+            result, failure = None, None
+            try:
+                result = work()
+            except Exception as error:  # noqa: BLE001 - every error goes to the caller
+                failure = error
+            self._notify(settle, result, failure)
+
+        self._batches.put(job)
+        return await future
 
     async def close(self) -> None:
         """Finish commits in flight, end the thread and close the file."""
@@ -124,6 +149,10 @@ class GroupCommit:
     def _run(self) -> None:
         clock = system()
         while (batch := self._batches.get()) is not None:
+            if not isinstance(batch, CommitGroup):
+                batch()
+                self._database.checkpoint(is_idle=self._batches.empty())
+                continue
             error: Exception | None = None
             started = clock.monotonic()
             try:
@@ -133,12 +162,14 @@ class GroupCommit:
             except Exception as failure:  # noqa: BLE001 - every error goes to the writers
                 error = failure
                 _FAILURES.inc()
-            try:
-                self._loop.call_soon_threadsafe(self._written, batch, error)
-            except RuntimeError:
-                log.warning("the event loop ended before the last writers were notified")
-                return
+            self._notify(self._written, batch, error)
             self._database.checkpoint(is_idle=self._batches.empty())
+
+    def _notify(self, callback: Callable[..., None], *arguments: object) -> None:
+        try:
+            self._loop.call_soon_threadsafe(callback, *arguments)
+        except RuntimeError:
+            log.warning("the event loop ended before the last writers were notified")
 
 
 def row(mutation: Mutation) -> Row:

@@ -2,7 +2,8 @@
 
 `objects` is the newest state. `history` is the undo log for watches and continued lists: the
 object before each change. Triggers write it, so that every change has an entry; a deletion is an
-update whose body is NULL. A batch is therefore one statement.
+update whose body is NULL. A batch is therefore one statement. Bodies are encrypted if the store has
+keys (`rows`); `encryption` lists the keys.
 
 To change the schema, append a migration; never edit one that was released.
 """
@@ -48,6 +49,19 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
         END
         """,
         f"PRAGMA application_id = {APPLICATION_ID}",
+    ),
+    (
+        # Rewriting a body with another key is no change of the object: only `version` marks one.
+        "DROP TRIGGER changed",
+        """
+        CREATE TRIGGER changed AFTER UPDATE OF version ON objects BEGIN
+            INSERT INTO history VALUES (new.version, new.kind, new.namespace, new.name, old.body);
+            DELETE FROM objects WHERE id = new.id AND new.body IS NULL;
+        END
+        """,
+        # The keys that data in the file may be encrypted with, in free pages too; '' is plain text.
+        "CREATE TABLE encryption (key TEXT PRIMARY KEY)",
+        "INSERT INTO encryption SELECT '' WHERE EXISTS (SELECT 1 FROM history)",
     ),
 )
 

@@ -50,7 +50,10 @@ def test_a_machine_that_runs_sandboxes_is_usable_and_unchanged(tmp_path: Path):
         (one.name, one.status, one.found) for one in required if one.status is not CheckStatus.OK
     ] == []
     assert found.is_usable
-    assert {one.name for one in found.checks} >= {"CRIU", "btrfs", "nftables", "swap"}
+    assert {one.name for one in found.checks} >= {
+        *("CRIU", "btrfs", "nftables", "swap"),
+        *("bandwidth limits", "disk I/O limits"),
+    }
     assert not {one.name for one in found.checks} & {"gVisor", "KVM"}, "nothing uses them"
     assert not (tmp_path / "state").exists()
 

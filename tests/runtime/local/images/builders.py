@@ -4,6 +4,7 @@ import gzip
 import hashlib
 import io
 import json
+import subprocess
 import tarfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -61,27 +62,40 @@ def config_blob(layers: Sequence[bytes]) -> bytes:
     return json.dumps(document).encode()
 
 
-def oci_layout(target: Path, layers: Sequence[bytes], *, name: str | None = "app:1") -> Path:
-    """Write an OCI layout with gzip-compressed layers."""
+def oci_layout(
+    target: Path, layers: Sequence[bytes], *, name: str | None = "app:1", zstd: bool = False
+) -> Path:
+    """Write an OCI layout with compressed layers."""
     blobs = target / "blobs" / "sha256"
     blobs.mkdir(parents=True)
 
-    def put(data: bytes) -> dict[str, object]:
+    def put(data: bytes, kind: str) -> dict[str, object]:
         digest = hashlib.sha256(data).hexdigest()
         (blobs / digest).write_bytes(data)
-        return {"digest": f"sha256:{digest}", "size": len(data), "mediaType": "x/y"}
+        media_type = f"application/vnd.oci.image.{kind}"
+        return {"digest": f"sha256:{digest}", "size": len(data), "mediaType": media_type}
 
     manifest = {
         "schemaVersion": 2,
-        "config": put(config_blob(layers)),
-        "layers": [put(gzip.compress(layer)) for layer in layers],
+        "mediaType": "application/vnd.oci.image.manifest.v1+json",
+        "config": put(config_blob(layers), "config.v1+json"),
+        "layers": [
+            put(_zstd(layer), "layer.v1.tar+zstd")
+            if zstd
+            else put(gzip.compress(layer), "layer.v1.tar+gzip")
+            for layer in layers
+        ],
     }
-    descriptor = put(json.dumps(manifest).encode())
+    descriptor = put(json.dumps(manifest).encode(), "manifest.v1+json")
     if name:
         descriptor["annotations"] = {"org.opencontainers.image.ref.name": name}
     (target / "oci-layout").write_text('{"imageLayoutVersion": "1.0.0"}')
     (target / "index.json").write_text(json.dumps({"schemaVersion": 2, "manifests": [descriptor]}))
     return target
+
+
+def _zstd(data: bytes) -> bytes:
+    return subprocess.run(["zstd", "-c"], input=data, capture_output=True, check=True).stdout
 
 
 def tar_of(directory_: Path, target: Path) -> Path:

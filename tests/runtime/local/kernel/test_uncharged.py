@@ -28,6 +28,7 @@ STATUS = """\
 Name:\tpython3
 Pid:\t77
 Uid:\t100033\t100033\t100033\t100033
+Threads:\t3
 SigQ:\t300/96349
 Seccomp:\t2
 Seccomp_filters:\t4
@@ -41,6 +42,73 @@ def test_the_queues_of_netlink_sockets_are_summed():
 
 def test_unsent_bytes_of_udp_sockets_are_summed():
     assert uncharged.udp_bytes(UDP) == 60_000
+
+
+def test_unread_bytes_and_errors_of_udp_sockets_are_summed():
+    assert uncharged.unread_udp_bytes(UDP + UDP.split("\n", 1)[1]) == 2 * 0x300
+    assert uncharged.unread_udp_bytes("") == 0
+
+
+def test_tcp_sockets_of_both_families_and_in_time_wait_are_counted():
+    v4 = "sockets: used 9\nTCP: inuse 4 orphan 1 tw 30 alloc 7 mem 1\nUDP: inuse 2 mem 0\n"
+    assert uncharged.tcp_sockets(v4, "TCP6: inuse 500\nUDP6: inuse 1\n") == 534
+    assert uncharged.tcp_sockets("", "") == 0
+
+
+def test_only_tcp_connections_without_a_process_are_summed():
+    row = "   1: 0100007F:1F90 0100007F:A001 {} 00000000:00000000 00:00000000 00000000 0 0 {} 1 0\n"
+    head = "  sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid\n"
+    table = head + row.format("01", 4711) + row.format("0A", 4712) + row.format("08", 0)
+    table += 2 * row.format("06", 0)
+
+    expected = uncharged.CONNECTION_BYTES + 2 * uncharged.TIME_WAIT_BYTES
+    assert uncharged.unaccepted_bytes(table) == expected
+    assert uncharged.unaccepted_bytes("") == 0
+
+
+def test_multicast_groups_and_their_members_are_summed():
+    igmp = (
+        "Idx\tDevice    : Count Querier\tGroup    Users Timer\tReporter\n"
+        "1\tlo        :     1      V3\n"
+        "\t\t\t\t010000E0     1 0:00000000\t\t0\n"
+    )
+    igmp6 = (
+        "1    lo              ff020000000000000000000000000001     1 0000000C 0\n"
+        "2    eth0            ff020000000000000000000000000002    20 00000004 0\n"
+    )
+
+    used = uncharged.multicast_bytes(igmp, igmp6)
+    assert used == 3 * uncharged.GROUP_BYTES + 22 * uncharged.MEMBER_BYTES
+    assert uncharged.multicast_bytes("", "") == 0
+
+
+def test_only_compiled_filters_of_the_list_of_mappings_are_summed():
+    mappings = (
+        "0xffffc000-0xffffd000    8192 alloc_thread_stack_node+0x1 pages=1 vmalloc\n"
+        "0xffffffffc0000000-0xffffffffc0201000 2101248 bpf_prog_pack_alloc+0x9 pages=512 vmalloc\n"
+    )
+    assert uncharged.compiled_filter_bytes(mappings) == 2101248
+
+
+def test_filters_of_threads_take_at_most_what_all_of_the_machine_take():
+    process = ProcessFacts(pid=1, uid=5, threads=100, filters=1, thread_filters=99)
+
+    def filters(compiled: int | None) -> int:
+        used = uncharged.estimate([process], netlink=0, udp=0, locks=0, compiled_filters=compiled)
+        return used.filters
+
+    assert filters(None) == filters(1 << 40) == 99 * uncharged.FILTER_BYTES
+    assert filters(2 << 20) == 2 << 20
+
+
+@pytest.mark.parametrize(
+    ("kind", "words"),
+    [("udp", "errors of UDP sockets"), ("tcp", "nobody accepts"), ("multicast", "multicast")],
+)
+def test_the_reason_names_the_kind_and_the_sum_includes_it(kind, words):
+    used = UnchargedMemory(**{kind: 33 << 20})
+    assert used.total == 33 << 20
+    assert words in (uncharged.excess(used, 256 << 20) or "")
 
 
 def test_locks_are_counted_by_process_and_those_of_open_files_by_device():
@@ -59,8 +127,10 @@ def test_devices_of_mounts_are_written_as_in_the_table_of_locks():
 
 def test_the_status_of_a_process_is_parsed():
     assert uncharged.process_facts(77, STATUS, descriptors=9) == ProcessFacts(
-        pid=77, uid=100033, descriptors=9, filters=4, pending_signals=300
+        pid=77, uid=100033, descriptors=9, threads=3, filters=4, pending_signals=300
     )
+    assert uncharged.filter_count(STATUS) == 4
+    assert uncharged.filter_count("Name:\tkernel without the number\n") == 1
 
 
 def test_signals_of_a_user_count_once_and_the_filter_of_every_process_not_at_all():

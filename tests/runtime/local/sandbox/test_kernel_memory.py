@@ -5,7 +5,9 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from paddock.runtime.local.kernel import uncharged
+import pytest
+
+from paddock.runtime.local.kernel import syscalls, uncharged
 from paddock.runtime.local.sandbox.kernel_memory import KernelMemoryWatch
 from paddock.runtime.port import Limits
 
@@ -16,6 +18,7 @@ class Cgroup:
     def __init__(self) -> None:
         self.seconds = 1.0
         self.inspections = 0
+        self.charged = 0
         self.kills: list[str] = []
 
     def cpu_seconds(self, name: str) -> float:
@@ -24,6 +27,9 @@ class Cgroup:
     def processes(self, name: str) -> list[int]:
         self.inspections += 1
         return [7, 8]
+
+    def socket_bytes(self, name: str) -> int:
+        return self.charged
 
     def kill(self, name: str) -> None:
         self.kills.append(name)
@@ -39,6 +45,16 @@ def write_process(proc: Path, *, signals: int) -> None:
     (proc / "7" / "fd").mkdir(parents=True, exist_ok=True)
     status = f"Uid:\t5\t5\t5\t5\nSigQ:\t{signals}/9\nSeccomp_filters:\t1\n"
     (proc / "7" / "status").write_text(status)
+
+
+def write_threads(proc: Path, tids: range, *, filters: int) -> None:
+    status = f"Uid:\t5\t5\t5\t5\nSigQ:\t0/9\nThreads:\t{len(tids)}\nSeccomp_filters:\t1\n"
+    (proc / "7" / "fd").mkdir(parents=True)
+    (proc / "7" / "status").write_text(status)
+    for tid in tids:
+        task = proc / "7" / "task" / str(tid)
+        (task / "fd").mkdir(parents=True)
+        (task / "status").write_text(f"Name:\tx\nSeccomp_filters:\t{filters}\n")
 
 
 def a_watch(cgroup: Any, proc: Path, run_in_thread: Any = asyncio.to_thread) -> KernelMemoryWatch:
@@ -87,3 +103,72 @@ async def test_a_sandbox_that_was_replaced_meanwhile_is_not_killed(tmp_path: Pat
     await a_watch(cgroup, tmp_path, replaced_meanwhile).check_all([sandbox])
 
     assert cgroup.kills == []
+
+
+@pytest.mark.parametrize(("number", "expected"), [(17, 0), (18, 17 * 2)])
+def test_filters_of_threads_are_read_only_if_there_are_many(
+    tmp_path: Path, monkeypatch, number: int, expected: int
+):
+    monkeypatch.setattr(syscalls, "same_descriptors", lambda one, other: True)
+    write_threads(tmp_path, range(7, 7 + number), filters=3)
+    watch = a_watch(Cgroup(), tmp_path)
+
+    used = watch.inspect("s1", 7, watch.locks())
+
+    assert used.filters == expected * uncharged.FILTER_BYTES
+
+
+def test_descriptors_are_counted_once_per_table(tmp_path: Path, monkeypatch):
+    table_of = {7: 1, 8: 1, 9: 2, 10: 2}
+    monkeypatch.setattr(
+        syscalls, "same_descriptors", lambda one, other: table_of[one] == table_of[other]
+    )
+    monkeypatch.setattr("paddock.runtime.local.sandbox.kernel_memory._descriptors", lambda _: 10)
+    write_threads(tmp_path, range(7, 11), filters=1)
+    watch = a_watch(Cgroup(), tmp_path)
+
+    used = watch.inspect("s1", 7, watch.locks())
+
+    assert used.descriptors == 20 * uncharged.DESCRIPTOR_BYTES
+
+
+@pytest.mark.parametrize(("charged", "errors"), [(0, 1000), (400, 600), (5000, 0)])
+def test_unread_data_that_is_charged_is_no_error_of_a_socket(
+    tmp_path: Path, charged: int, errors: int
+):
+    cgroup = Cgroup()
+    cgroup.charged = charged
+    (tmp_path / "7" / "net").mkdir(parents=True)
+    row = f"1: 0:1 0:0 07 00000005:{1000:08x} 00:0 0 0 0 4711 2 0 0"
+    (tmp_path / "7" / "net" / "udp").write_text(f"head\n{row}\n")
+    watch = a_watch(cgroup, tmp_path)
+
+    assert watch.inspect("s1", 7, watch.locks()).udp == 5 + errors
+
+
+def test_the_table_of_connections_is_read_only_if_there_are_many(tmp_path: Path):
+    net = tmp_path / "7" / "net"
+    net.mkdir(parents=True)
+    (net / "tcp").write_text("head\n1: 0:1 0:2 08 0:0 00:0 0 0 0 0 1 0\n")
+    watch = a_watch(Cgroup(), tmp_path)
+
+    for number, expected in ((4096, 0), (4097, uncharged.CONNECTION_BYTES)):
+        (net / "sockstat").write_text(f"TCP: inuse {number} orphan 0 tw 0 alloc 9 mem 1\n")
+        assert watch.inspect("s1", 7, watch.locks()).tcp == expected
+
+
+async def test_filters_of_one_thread_are_found_in_its_turn(tmp_path: Path, monkeypatch):
+    monkeypatch.setattr(syscalls, "same_descriptors", lambda one, other: True)
+    write_threads(tmp_path, range(7, 57), filters=1)
+    status = tmp_path / "7" / "task" / "30" / "status"
+    status.write_text("Name:\tx\nSeccomp_filters:\t9000\n")
+    (tmp_path / "vmallocinfo").write_text(f"0x1-0x2 {64 << 20} bpf_prog_pack_alloc+0x1\n")
+    cgroup, sandbox = Cgroup(), a_sandbox()
+    watch = a_watch(cgroup, tmp_path)
+
+    for tick in range(4):
+        cgroup.seconds += tick + 1
+        await watch.check_all([sandbox])
+
+    assert cgroup.kills == ["s1"]
+    assert "seccomp filters" in sandbox.kill_reason

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from paddock.kit.errors import InvalidError, UnavailableError
+from paddock.kit.errors import DiskFullError, InvalidError
 from paddock.runtime.local.storage import btrfs_image_unavailable_reason, btrfs_ioctl, open_storage
 from paddock.runtime.local.storage.btrfs_image import BtrfsImage
 from paddock.runtime.local.storage.select_backend import IMAGE, MOUNT
@@ -119,8 +119,8 @@ def test_new_disks_are_rejected_before_the_disk_is_full(tmp_path: Path):
         try:
             storage.create("one")
             with (disk / "ballast").open("wb") as file:
-                os.posix_fallocate(file.fileno(), 0, 200 << 20)
-            with pytest.raises(UnavailableError, match="is full") as refused:
+                os.posix_fallocate(file.fileno(), 0, 330 << 20)
+            with pytest.raises(DiskFullError, match="are reserved") as refused:
                 storage.create("two")
             assert refused.value.hint is not None
             assert storage.disks() == ("one",)

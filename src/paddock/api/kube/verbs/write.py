@@ -9,6 +9,7 @@ from typing import Any, cast
 
 from starlette.responses import Response
 
+from paddock.api.audit.notes import notes_of
 from paddock.api.kube.body import apply as server_side
 from paddock.api.kube.body import patches
 from paddock.api.kube.body.decoding import decode
@@ -53,6 +54,7 @@ async def create(call: KubeCall) -> Response:
     decoded = decode(call, body)
     call.check(None, decoded.object)
     stored = await call.store.create(decoded.object, dry_run=dry_run)
+    notes_of(call.request.scope).name = stored.metadata.name
     return json_response(
         render_form(call, stored, form), 201, headers=warnings_header(decoded.unknown)
     )

@@ -7,7 +7,6 @@ Its authority is created once and kept in the state directory. Clients trust the
 import asyncio
 import contextlib
 import logging
-import os
 import socket
 import ssl
 from collections.abc import AsyncGenerator
@@ -16,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from paddock.app.wiring.http_server import AsgiServer, listen
-from paddock.kit import certificates
+from paddock.kit import certificates, private_files
 from paddock.kit.certificates import KeyPair
 from paddock.kit.clock import Clock
 from paddock.kit.errors import InvalidError
@@ -49,8 +48,8 @@ class OwnCertificate:
         authority = _read(self.authority_file, self._authority_key_file)
         if authority is None or self._ends_soon(authority):
             authority = certificates.create_authority("paddock", now=self._clock.now())
-            _write(self._authority_key_file, authority.key)
-            _write(self.authority_file, authority.certificate)
+            private_files.replace(self._authority_key_file, authority.key)
+            private_files.replace(self.authority_file, authority.certificate)
         server = _read(self.certificate_file, self.key_file)
         if (
             server is not None
@@ -60,8 +59,8 @@ class OwnCertificate:
         ):
             return False
         server = certificates.issue(authority, self._names, now=self._clock.now())
-        _write(self.key_file, server.key)
-        _write(self.certificate_file, server.certificate)
+        private_files.replace(self.key_file, server.key)
+        private_files.replace(self.certificate_file, server.certificate)
         return True
 
     def _ends_soon(self, pair: KeyPair) -> bool:
@@ -125,14 +124,3 @@ def _read(certificate: Path, key: Path) -> KeyPair | None:
         # A crash between the two writes leaves a pair that does not match.
         return None
     return pair
-
-
-def _write(file: Path, content: bytes) -> None:
-    """Replace a file that only its owner can read."""
-    temporary = file.with_name(f".{file.name}.{os.getpid()}")
-    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    with os.fdopen(descriptor, "wb") as opened:
-        opened.write(content)
-        opened.flush()
-        os.fsync(opened.fileno())
-    temporary.replace(file)

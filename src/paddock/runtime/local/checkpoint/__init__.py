@@ -43,7 +43,8 @@ frozen before stays frozen. Call `storage.flush(uid)` first to keep that time sh
 init's descriptors outside the sandbox do not disturb CRIU.
 
 `criu` drives CRIU, `restore_dir` prepares a restore, `manifest` describes stored images and detects
-incomplete ones, `mounts` finds the mounts from outside, `probe` finds a CRIU that works.
+incomplete ones, `mounts` finds the mounts from outside, `probe` finds a CRIU that works,
+`unstorable` finds what no CRIU can store.
 """
 
 from paddock.runtime.local.checkpoint.checkpointer import (
@@ -55,6 +56,7 @@ from paddock.runtime.local.checkpoint.checkpointer import (
 )
 from paddock.runtime.local.checkpoint.manifest import StoredMemory, is_complete
 from paddock.runtime.local.checkpoint.probe import find_criu, probe
+from paddock.runtime.local.checkpoint.unstorable import require_untraced
 
 __all__ = [
     "Checkpointer",
@@ -66,4 +68,5 @@ __all__ = [
     "find_criu",
     "is_complete",
     "probe",
+    "require_untraced",
 ]

@@ -1,14 +1,13 @@
 """Facade of the package: dump the processes of a sandbox, and restore them any number of times.
 
-Calls block for tens of milliseconds; use a thread (`asyncio.to_thread`). As many restores run
-concurrently as the machine has cores; others wait.
+Calls block for tens of milliseconds, or for as long as the processes inside make them; use a
+thread. The caller bounds how many run at once (`node/heavy_work.py`).
 """
 
 import contextlib
 import logging
 import os
 import shutil
-import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 
@@ -16,7 +15,7 @@ from msgspec import Struct
 
 from paddock.kit.errors import PaddockError, UnavailableError
 from paddock.kit.logs import fields
-from paddock.runtime.local.checkpoint import criu, manifest
+from paddock.runtime.local.checkpoint import criu, manifest, unstorable
 from paddock.runtime.local.checkpoint.idmap import IdNamespaces
 from paddock.runtime.local.checkpoint.loopback import bring_up_loopback
 from paddock.runtime.local.checkpoint.manifest import StoredMemory
@@ -34,6 +33,8 @@ from paddock.runtime.local.launch import native_build
 log = logging.getLogger(__name__)
 
 _SECONDS = 120
+_SEIZE_SECONDS = 20
+"""Within this time CRIU must have stopped every thread; most of a dump comes afterwards."""
 _DUMP_LOG = "dump.log"
 _SYSTEM_DIRS = ("dev", "var", "bin", "sbin", "lib", "usr", "boot", "proc", "sys")
 """Top-level directories with many files that are rarely watched, in search order."""
@@ -49,6 +50,8 @@ class Dump(Struct, frozen=True, kw_only=True):
     leave_running: bool
     group: str | None = None
     """Its v2 control group, used to freeze it; a sandbox that was frozen stays frozen."""
+    run_in: Sequence[str] = ()
+    """Directories of the control groups in which CRIU runs; none means those of the caller."""
     while_frozen: Callable[[], None] | None = None
     """Called once while all processes are frozen and memory is stored, to copy files."""
     durable: bool = False
@@ -94,12 +97,11 @@ class Restored(Struct, frozen=True, kw_only=True):
 class Checkpointer:
     """Dumps and restores with one CRIU binary."""
 
-    def __init__(self, program: Path, *, parallel: int | None = None) -> None:
+    def __init__(self, program: Path) -> None:
         launcher = native_build.ensure_launcher()
         self._criu = criu.Criu(program, launcher)
         self._mount_namespace = CriuMountNamespace(str(program), str(launcher))
         self._ids = IdNamespaces()
-        self._slots = threading.BoundedSemaphore(parallel or os.cpu_count() or 1)
 
     def id_namespace(self, base: int, count: int = 65536) -> int:
         """Return a user namespace with this id map, for idmapped mounts; do not close it."""
@@ -112,7 +114,7 @@ class Checkpointer:
         _recreate(request.images)
         images = os.open(request.images, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
-            options = criu.CriuOptions(images=images, log=_DUMP_LOG, seconds=_SECONDS)
+            options = criu.CriuOptions(images=images, log=_DUMP_LOG, seconds=_SEIZE_SECONDS)
             options.work_directory(images)
             options.root_process(request.pid)
             options.external_mounts((one.point, one.key) for one in externals)
@@ -133,15 +135,21 @@ class Checkpointer:
                 handlers: dict[str, criu.NotifyHandler] = {
                     criu.POST_DUMP: lambda _: caller.run(while_frozen)
                 }
-                self._criu.dump(options, handlers, seconds=_SECONDS)
+                self._criu.dump(options, handlers, seconds=_SECONDS, groups=request.run_in)
 
             self._mount_namespace.run(dump, name="criu-dump")
             return stored[0]
         except BaseException as error:
             # CRIU may fail after its last notification, when the manifest is written already.
             (request.images / manifest.FILE).unlink(missing_ok=True)
+            known = error
             if isinstance(error, PaddockError):
-                raise _with_log_errors(error, request.images / _DUMP_LOG) from error
+                known = _with_log_errors(error, request.images / _DUMP_LOG)
+            shutil.rmtree(request.images, ignore_errors=True)
+            if isinstance(known, criu.CriuRefusedError):
+                raise unstorable.classified(known) from error
+            if known is not error:
+                raise known from error
             raise
         finally:
             os.close(images)
@@ -153,7 +161,6 @@ class Checkpointer:
             images = syscalls.open_tree(str(request.images))
             given.callback(os.close, images)
             syscalls.mount_setattr(images, attributes=syscalls.MOUNT_ATTR_RDONLY)
-            given.enter_context(self._slots)
             return self._mount_namespace.run(
                 lambda caller: self._restore_at(memory, images, request, caller),
                 name="criu-restore",
@@ -296,7 +303,7 @@ def _with_log_errors(error: PaddockError, log_file: Path) -> PaddockError:
     reason = criu.errors_in_log(log_file)
     if not isinstance(error, criu.CriuError) or not reason:
         return error
-    return criu.CriuError(error.verb, reason)
+    return type(error)(error.verb, reason)
 
 
 def _watch_search_dirs(pid: int) -> list[str]:

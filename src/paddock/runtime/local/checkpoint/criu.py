@@ -52,6 +52,10 @@ class CriuError(UnavailableError):
         self.verb = verb
 
 
+class CriuRefusedError(CriuError):
+    """CRIU replied that it cannot do it."""
+
+
 class CriuOptions:
     """The `criu_opts` message of a request."""
 
@@ -114,17 +118,23 @@ class Criu:
         self._launcher = launcher
 
     def dump(
-        self, options: CriuOptions, handlers: Mapping[str, NotifyHandler], *, seconds: float
+        self,
+        options: CriuOptions,
+        handlers: Mapping[str, NotifyHandler],
+        *,
+        seconds: float,
+        groups: Sequence[str] = (),
     ) -> None:
         """Dump a process tree. Raises `CriuError`; then the processes continue as before."""
-        with self.start() as run:
+        with self.start(groups) as run:
             run.request(_DUMP, options, handlers, seconds)
 
     def start(self, groups: Sequence[str] = ()) -> "CriuRun":
         """Start CRIU in control groups; restored processes start in the same groups.
 
         The first group is that of the unified hierarchy, in which CRIU is started directly: moving
-        a process there waits for all CPUs, some ten milliseconds.
+        a process there waits for all CPUs, some ten milliseconds. `-` instead of it is that of the
+        caller.
         """
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         command = [str(self.path), "swrk", str(theirs.fileno())]
@@ -212,7 +222,7 @@ class CriuRun:
             message = get_bytes(reply, 9).decode(errors="replace").strip()
             code = get_int(reply, 7)
             reason = message or (os.strerror(code) if code else "it gave no reason")
-            raise CriuError(_VERBS[kind], reason)
+            raise CriuRefusedError(_VERBS[kind], reason)
         return reply
 
 

@@ -20,14 +20,19 @@ from pathlib import Path
 from msgspec import Struct
 
 from paddock.kit.errors import PaddockError
+from paddock.resources import quantity
 from paddock.runtime.local.checkpoint import find_criu
 from paddock.runtime.local.checkpoint.idmap import IdNamespaces
 from paddock.runtime.local.checkpoint.threads import run_in_thread
 from paddock.runtime.local.images.base import base_directory, is_built
 from paddock.runtime.local.kernel import cgroups, syscalls
-from paddock.runtime.local.net import netns, rtnetlink
+from paddock.runtime.local.net import netns, rtnetlink, shaping
 from paddock.runtime.local.net.nft import open_firewall
-from paddock.runtime.local.storage import btrfs_image_unavailable_reason, btrfs_ioctl
+from paddock.runtime.local.storage import (
+    DiskReserve,
+    btrfs_image_unavailable_reason,
+    btrfs_ioctl,
+)
 
 _ID_BASE, _ID_COUNT = 0x60000000, 65536
 _TIMEOUT_SECONDS = 20
@@ -167,6 +172,23 @@ def control_groups() -> str:
     return "; ".join(parts)
 
 
+def disk_io() -> str:
+    """Find the controller of disk I/O."""
+    layout = cgroups.detect()
+    if layout.has("io"):
+        return "cgroup v2: reads and writes"
+    if layout.has("blkio"):
+        return "cgroup v1: reads, and writes of direct I/O"
+    raise MissingError("no controller io or blkio")
+
+
+def bandwidth() -> str:
+    """Limit the rate of a link in a new network namespace."""
+    if reason := shaping.unavailable_reason():
+        raise MissingError(reason)
+    return "the rate of a link was limited (tbf)"
+
+
 def freezing() -> str:
     """Freeze and thaw a process."""
     layout = cgroups.detect()
@@ -243,6 +265,18 @@ def btrfs(state: Path) -> str:
     if reason := btrfs_image_unavailable_reason():
         raise MissingError(reason)
     return "a btrfs image can be created in the state directory"
+
+
+def disk_space(state: Path, reserve_bytes: int | None) -> str:
+    """Return what is free on the disk of the state directory."""
+    reserve = DiskReserve(state, reserve_bytes)
+    reserve.ensure_room("start new work")
+    disk = reserve.status()
+    return (
+        f"{quantity.shown_bytes(disk.free_bytes)} free of "
+        f"{quantity.shown_bytes(disk.total_bytes)}, "
+        f"{quantity.shown_bytes(disk.reserve_bytes)} reserved"
+    )
 
 
 def swap() -> str:

@@ -35,10 +35,17 @@ class DoctorReport(Struct, frozen=True, kw_only=True):
     checks: tuple[Check, ...]
 
 
-def diagnose(state_dir: Path) -> DoctorReport:
+def diagnose(state_dir: Path, disk_reserve_bytes: int | None = None) -> DoctorReport:
     """Run all probes that apply to this user; takes about a second."""
     is_root = os.geteuid() == 0
-    checks = tuple(probes.run_probe(probe) for probe in _probes(state_dir, is_root=is_root))
+    disk = _probe(
+        "disk space", Importance.RECOMMENDED,
+        lambda: probes.disk_space(state_dir, disk_reserve_bytes),
+        "room for sandboxes, snapshots and images beside the reserve", None,
+    )  # fmt: skip
+    checks = tuple(
+        probes.run_probe(probe) for probe in (*_probes(state_dir, is_root=is_root), disk)
+    )
     return DoctorReport(
         kernel=platform.release(),
         machine=platform.machine(),
@@ -136,6 +143,14 @@ def _root_probes(state: Path) -> tuple[MachineProbe, ...]:
         _probe(
             "nftables", Importance.RECOMMENDED, probes.nftables,
             "egress policies are enforced", "apt-get install nftables",
+        ),
+        _probe(
+            "bandwidth limits", Importance.RECOMMENDED, probes.bandwidth,
+            "no sandbox takes the whole network", "modprobe sch_tbf",
+        ),
+        _probe(
+            "disk I/O limits", Importance.RECOMMENDED, probes.disk_io,
+            "no sandbox takes the whole disk", None,
         ),
         _probe(
             "btrfs", Importance.RECOMMENDED, lambda: probes.btrfs(state),

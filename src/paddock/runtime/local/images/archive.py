@@ -5,9 +5,11 @@ tar; `read_bundle` returns a `Bundle` with the config and the names of the layer
 the checksums of the layers.
 """
 
+import contextlib
 import gzip
 import hashlib
 import io
+import os
 import shutil
 import subprocess
 import tarfile
@@ -183,6 +185,10 @@ class TarBlobs:
         return name in self._members
 
 
+class LayerStoredError(Exception):
+    """A layer was not opened, because the store has got it meanwhile."""
+
+
 class NotAnImageError(InvalidError):
     """The blobs are not an image in a known format."""
 
@@ -299,6 +305,11 @@ def _bundle(blob: ConfigBlob, layers: tuple[str, ...], names: tuple[str, ...]) -
     )
 
 
+def bundle_of_config(config: bytes, layers: tuple[str, ...]) -> Bundle:
+    """Return the image with this config blob and these layers."""
+    return _bundle(_decode(config, _configs, "the config"), layers, ())
+
+
 def _blob(digest: str) -> str:
     algorithm, _, value = digest.partition(":")
     if not algorithm.isalnum() or not value.isalnum():
@@ -336,11 +347,21 @@ def _normalize(name: str) -> str:
 def _unzstd(raw: IO[bytes]) -> Generator[IO[bytes], None, None]:
     if not shutil.which("zstd"):
         raise UnsupportedError("a layer is compressed with zstd", hint="apt-get install zstd")
-    with tempfile.TemporaryFile() as spool:
-        # The stream may be a member of a tar, which another process cannot read.
-        shutil.copyfileobj(raw, spool)
-        spool.seek(0)
-        with subprocess.Popen(
-            ["zstd", "--decompress", "--stdout", "--quiet"], stdin=spool, stdout=subprocess.PIPE
-        ) as process:
-            yield cast("IO[bytes]", process.stdout)
+    with contextlib.ExitStack() as stack:
+        source = raw
+        if isinstance(raw, tarfile.ExFileObject):
+            # Another process cannot read a member of a tar.
+            source = cast("IO[bytes]", stack.enter_context(tempfile.TemporaryFile()))
+            shutil.copyfileobj(raw, source)
+        source.flush()
+        os.lseek(source.fileno(), 0, os.SEEK_SET)
+        process = stack.enter_context(
+            subprocess.Popen(
+                ["zstd", "--decompress", "--stdout", "--quiet"],
+                stdin=source,
+                stdout=subprocess.PIPE,
+            )
+        )
+        # A process whose output is not read to its end would wait for ever.
+        stack.callback(process.kill)
+        yield cast("IO[bytes]", process.stdout)

@@ -7,10 +7,13 @@ from pathlib import Path
 from msgspec import Struct
 
 from paddock.kit.errors import InvalidError
+from paddock.runtime.local.storage.reserve import DiskReserve
 
 _RATIO_FROM_BYTES = 256 << 20
 """Images that are smaller than this when unpacked may be compressed by any ratio."""
 _MAX_HEADER_BYTES = 1 << 20
+_RESERVE_STEP_BYTES = 64 << 20
+"""How often the space of the disk is checked, in unpacked bytes."""
 _TEXT_HEADERS = frozenset(
     {
         tarfile.XHDTYPE,
@@ -36,8 +39,17 @@ class ImageLimits(Struct, frozen=True, kw_only=True):
 class ImportBudget:
     """Counts what one import unpacks, and raises `InvalidError` beyond a limit."""
 
-    def __init__(self, limits: ImageLimits, *, packed_bytes: int, name: str) -> None:
+    def __init__(
+        self,
+        limits: ImageLimits,
+        *,
+        packed_bytes: int,
+        name: str,
+        reserve: DiskReserve | None = None,
+    ) -> None:
         self._limits = limits
+        self._reserve = reserve
+        self._checked = 0
         self._packed = packed_bytes
         self._name = name
         self._entries = 0
@@ -61,6 +73,19 @@ class ImportBudget:
         """Count bytes of an unpacked layer, whatever they are."""
         self._streamed += size
         self._check_bytes(self._streamed)
+        if self._streamed - self._checked >= _RESERVE_STEP_BYTES:
+            self._checked = self._streamed
+            self.check_reserve()
+
+    def check_reserve(self, needed_bytes: int = 0) -> None:
+        """Raise `DiskFullError` if less than the reserve of the disk would be left."""
+        if self._reserve is not None:
+            self._reserve.ensure_room(f"import {self._name}", needed_bytes)
+
+    @property
+    def content_bytes(self) -> int:
+        """The bytes of all files that were counted."""
+        return self._content
 
     def check_position(self, position: int) -> None:
         """Check the position that reading an archive has reached, or is about to reach."""

@@ -13,6 +13,9 @@ from msgspec import Struct
 from paddock.kit.errors import InvalidError
 
 _NAME = re.compile(r"[a-z0-9]+(?:[._/-]+[a-z0-9]+)*")
+_HOST = re.compile(r"[a-z0-9.-]+:[0-9]{1,5}/")
+"""The start of a name with the port of a registry."""
+_DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 _TAG = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}")
 _LAYER_ID = re.compile(r"[a-z0-9][a-z0-9._-]{0,127}")
 
@@ -51,6 +54,8 @@ class Manifest(Struct, frozen=True, kw_only=True):
     """None in manifests of older versions: read when the image is used next."""
     accounts: str = ""
     """The id of the layer with missing users (see `accounts`), above all others; empty: none."""
+    digest: str = ""
+    """The digest of its manifest in the registry that it was pulled from."""
 
 
 # Made at import, not by the first use: see docs/decisions/0080.
@@ -87,16 +92,25 @@ class ImageInfo(Struct, frozen=True, kw_only=True):
 def canonical_name(reference: str) -> str:
     """Return `name:tag` for `name` or `name:tag`. Raises `InvalidError` for invalid names.
 
-    Digests are not supported: images are imported under a name.
+    The name may begin with the host and port of a registry, and end with a digest.
     """
-    name, colon, tag = reference.partition(":")
-    tag = tag if colon else DEFAULT_TAG
-    if len(name) > 200 or not _NAME.fullmatch(name) or not _TAG.fullmatch(tag):
+    rest, at, digest = reference.partition("@")
+    host = match[0] if (match := _HOST.match(rest)) else ""
+    name, colon, tag = rest.removeprefix(host).partition(":")
+    if not colon:
+        tag = "" if at else DEFAULT_TAG
+    is_valid = (
+        len(reference) <= 300
+        and _NAME.fullmatch(name)
+        and (_TAG.fullmatch(tag) or (at and not colon))
+        and (not at or _DIGEST.fullmatch(digest))
+    )
+    if not is_valid:
         raise InvalidError(
             f"{reference!r} is not an image name",
             hint="use lower-case letters, digits and . _ - / with an optional tag: python:3.12",
         )
-    return f"{name}:{tag}"
+    return f"{host}{name}{':' if tag else ''}{tag}{at}{digest}"
 
 
 def decode_manifest(data: bytes, *, origin: str) -> Manifest:

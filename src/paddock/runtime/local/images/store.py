@@ -9,9 +9,9 @@ A complete layer is renamed to its id. Equal layers are stored once.
 """
 
 import contextlib
+import errno
 import fcntl
 import os
-import platform
 import shutil
 import subprocess
 import tarfile
@@ -33,6 +33,7 @@ from paddock.runtime.local.images.archive import (
     Bundle,
     DirectoryBlobs,
     HashingReader,
+    LayerStoredError,
     NotAnImageError,
     TarBlobs,
     open_layer,
@@ -54,9 +55,11 @@ from paddock.runtime.local.images.model import (
     canonical_name,
     decode_manifest,
 )
+from paddock.runtime.local.images.registry.manifests import this_platform
 from paddock.runtime.local.images.unpack import unpack_layer
+from paddock.runtime.local.storage.backend import storage_error
+from paddock.runtime.local.storage.reserve import DiskReserve
 
-_MACHINES = {"x86_64": "amd64", "aarch64": "arm64"}
 _TEMPORARY = ".new-"
 
 
@@ -70,7 +73,9 @@ class ImageStore:
         base_cache: Path = base.DEFAULT_CACHE,
         clock: Clock | None = None,
         limits: ImageLimits | None = None,
+        reserve: DiskReserve | None = None,
     ) -> None:
+        self._reserve = reserve
         self._limits = limits or ImageLimits()
         self._refs = root / "refs"
         self._layers = root / "layers"
@@ -144,7 +149,9 @@ class ImageStore:
         if in_place:
             return self._save(name, (str(source.resolve()),), config or ImageConfig())
         # A copy is as large as its source, whatever the ratio of sparse files.
-        count_directory(source, self._budget(source))
+        budget = self._budget(source)
+        count_directory(source, budget)
+        budget.check_reserve(budget.content_bytes)
         with self._import_lock(), self._new_layer() as fresh:
             _copy(source, fresh)
             layer = self._store_layer(fresh, f"dir-{uuid.uuid4().hex}")
@@ -210,21 +217,50 @@ class ImageStore:
         return self.resolve(base.BASE_NAME)
 
     def _budget(self, source: Path) -> ImportBudget:
-        return ImportBudget(self._limits, packed_bytes=packed_size(source), name=str(source))
+        packed = packed_size(source)
+        budget = ImportBudget(
+            self._limits, packed_bytes=packed, name=str(source), reserve=self._reserve
+        )
+        # What is unpacked is not smaller than the archive, whatever else it is.
+        budget.check_reserve(0 if source.is_dir() else packed)
+        return budget
+
+    def has_layer(self, diff_id: str) -> bool:
+        """Whether the layer with this checksum is stored."""
+        return (self._layers / _layer_id(diff_id)).is_dir()
+
+    def add_bundle(
+        self, blobs: Blobs, bundle: Bundle, reference: str, *, packed_bytes: int, digest: str
+    ) -> Image:
+        """Import an image whose layers are those blobs; layers that are stored are not opened."""
+        budget = ImportBudget(self._limits, packed_bytes=packed_bytes, name=reference)
+        return self._import_bundle(blobs, bundle, canonical_name(reference), budget, digest=digest)
+
+    def digest_of(self, reference: str) -> str:
+        """Return the digest by which a registry has the image; empty: it was not pulled."""
+        try:
+            data = self._ref(canonical_name(reference)).read_bytes()
+        except FileNotFoundError:
+            return ""
+        return decode_manifest(data, origin=reference).digest
 
     def _import(
         self, blobs: Blobs, reference: str | None, wanted: str | None, budget: ImportBudget
     ) -> Image:
-        machine = _MACHINES.get(platform.machine(), platform.machine())
-        bundle = read_bundle(blobs, wanted=wanted, machine=machine)
+        bundle = read_bundle(blobs, wanted=wanted, machine=this_platform().architecture)
         name = canonical_name(reference) if reference else _embedded_name(bundle)
+        return self._import_bundle(blobs, bundle, name, budget)
+
+    def _import_bundle(
+        self, blobs: Blobs, bundle: Bundle, name: str, budget: ImportBudget, *, digest: str = ""
+    ) -> Image:
         known = frozenset(os.listdir(self._layers))
         layers: list[str] = []
         try:
             with self._import_lock():
                 for blob, diff_id in zip(bundle.layers, bundle.diff_ids, strict=True):
                     layers.append(self._unpack(blobs, blob, expected=diff_id, budget=budget))
-                return self._save(name, tuple(layers), bundle.config)
+                return self._save(name, tuple(layers), bundle.config, digest=digest)
         except BaseException:
             self._discard(layer for layer in layers if layer not in known)
             raise
@@ -243,6 +279,15 @@ class ImageStore:
             known = _layer_id(expected)
             if (self._layers / known).is_dir():
                 return known
+        try:
+            return self._unpack_blob(blobs, blob, expected=expected, budget=budget)
+        except LayerStoredError:
+            # Another import was faster. It cannot be collected: this import has the lock.
+            return _layer_id(expected or "")
+
+    def _unpack_blob(
+        self, blobs: Blobs, blob: str, *, expected: str | None, budget: ImportBudget
+    ) -> str:
         with self._new_layer() as fresh, open_layer(blobs, blob) as stream:
             hashing = HashingReader(stream, budget)
             unpack_layer(cast("IO[bytes]", hashing), fresh, budget)
@@ -269,9 +314,15 @@ class ImageStore:
             raise NotFoundError(f"the layer {name} could not be stored")
         return name
 
-    def _save(self, name: str, layers: tuple[str, ...], config: ImageConfig) -> Image:
+    def _save(
+        self, name: str, layers: tuple[str, ...], config: ImageConfig, *, digest: str = ""
+    ) -> Image:
         manifest = Manifest(
-            name=name, layers=layers, config=config, created_at=self._clock.now().isoformat()
+            name=name,
+            layers=layers,
+            config=config,
+            created_at=self._clock.now().isoformat(),
+            digest=digest,
         )
         return self._write(
             self._completed(decode_manifest(msgspec.json.encode(manifest), origin=name))
@@ -379,7 +430,7 @@ def _layer_id(digest: str) -> str:
 def _missing_hint(name: str) -> str:
     if name == base.BASE_NAME:
         return "build it: paddock image build-base"
-    return "list images: paddock image ls; import one: paddock image import"
+    return "list images: paddock image ls; get one: paddock image pull, paddock image import"
 
 
 def _is_rootfs_tar(source: Path, budget: ImportBudget) -> bool:
@@ -396,6 +447,8 @@ def _copy(source: Path, target: Path) -> None:
         check=False,
     )
     if done.returncode != 0:
+        if "No space left" in done.stderr:
+            raise storage_error(OSError(errno.ENOSPC, done.stderr), f"cannot import {source}")
         raise InvalidError(f"{source} could not be copied: {done.stderr.strip()[-500:]}")
 
 

@@ -15,8 +15,9 @@ from collections.abc import Generator
 from pathlib import Path
 from typing import IO
 
-from paddock.kit.errors import InvalidError, UnavailableError
+from paddock.kit.errors import InvalidError
 from paddock.runtime.local.images.limits import BoundedTarInfo, ImportBudget
+from paddock.runtime.local.storage.backend import storage_error
 
 _WHITEOUT = ".wh."
 _OPAQUE = ".wh..wh..opq"
@@ -42,7 +43,7 @@ def unpack_layer(stream: IO[bytes], target: Path, budget: ImportBudget) -> None:
     except tarfile.TarError as error:
         raise InvalidError(f"the layer is not a readable tar: {error}") from error
     except OSError as error:
-        raise UnavailableError(f"the layer could not be unpacked: {error}") from error
+        raise storage_error(error, "the layer could not be unpacked") from error
     finally:
         unpacker.close()
     # The checksum covers every byte, including those after the end-of-archive marker.

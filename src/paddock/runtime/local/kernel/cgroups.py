@@ -18,6 +18,16 @@ from paddock.runtime.port import Limits
 
 _PERIOD_US = 100_000
 _CONTROLLERS = ("cpu", "memory", "pids")
+_DUMP = "-dump"
+"""Suffix of the cgroup in which a sandbox is dumped, where its own one cannot be used."""
+STAY = "-"
+"""Instead of a v2 cgroup: that of the process that starts another one."""
+_PROBE = "io-probe"
+_PROBE_LIMITS = Limits(
+    io_read_bandwidth=1 << 20, io_write_bandwidth=1 << 20, io_read_iops=100, io_write_iops=100
+)
+_IO_MAX = ("rbps", "wbps", "riops", "wiops")
+_THROTTLE = ("read_bps", "write_bps", "read_iops", "write_iops")
 _OOM_FILES = {True: "memory.events", False: "memory.oom_control"}
 """By whether the memory controller is v2."""
 
@@ -51,14 +61,14 @@ def detect(mountinfo: str | None = None) -> CgroupLayout:
             unified = target
         elif kind == "cgroup":
             for option in options.split(","):
-                if option in (*_CONTROLLERS, "cpuacct"):
+                if option in (*_CONTROLLERS, "cpuacct", "blkio"):
                     v1.setdefault(option, target)
     v2: frozenset[str] = frozenset()
     if unified is not None and not os.access(unified, os.W_OK):
         unified = None
     if unified is not None:
         listed = Path(unified, "cgroup.controllers").read_text().split()
-        v2 = frozenset(listed) & set(_CONTROLLERS)
+        v2 = frozenset(listed) & {*_CONTROLLERS, "io"}
     writable = {name: path for name, path in v1.items() if os.access(path, os.W_OK)}
     return CgroupLayout(unified, v2, writable)
 
@@ -79,6 +89,10 @@ class Cgroups:
     def __init__(self, node: str, layout: CgroupLayout | None = None) -> None:
         self.layout = layout or detect()
         self._parent = f"paddock-{node}"
+        self.disks: tuple[str, ...] = ()
+        """The disks (`major:minor`) whose use is limited."""
+        self.io_unavailable_reason = "it was not checked"
+        """Why disk I/O cannot be limited; empty if it can."""
 
     @property
     def is_usable(self) -> bool:
@@ -103,6 +117,24 @@ class Cgroups:
     def joins(self, name: str) -> list[str]:
         """Return the v1 directories that a sandbox joins after the clone."""
         return [f"{m}/{self._parent}/{name}" for m in sorted(set(self.layout.v1.values()))]
+
+    def dump_groups(self, name: str, limits: Limits) -> list[str]:
+        """Return the directories of cgroups in which a sandbox is dumped, with its CPU limit.
+
+        CRIU cannot run in the v2 cgroup of the sandbox, which is frozen meanwhile. Where that one
+        limits the CPU, the dump has another one beside it. `-` is the cgroup of the caller.
+        """
+        if self.layout.unified is None:
+            return []
+        if "cpu" in self.layout.v2:
+            at = self.unified(name) + _DUMP
+            with contextlib.suppress(FileExistsError):
+                os.mkdir(at)
+            _write(f"{at}/cpu.max", self._cpu_max(limits))
+            return [at]
+        mounts = {self.layout.v1[c] for c in ("cpu", "cpuacct") if c in self.layout.v1}
+        joins = [f"{mount}/{self._parent}/{name}" for mount in sorted(mounts)]
+        return [STAY, *joins] if joins else []
 
     def directories(self, name: str) -> dict[str, str]:
         """Return the directories to read usage from, by the names that envd uses."""
@@ -159,12 +191,59 @@ class Cgroups:
         if (at := self._at("pids", name)) is not None:
             _write(f"{at}/pids.max", str(limits.pids or "max"))
         if (at := self._at("cpu", name)) is not None:
-            quota = limits.cpu_millis * _PERIOD_US // 1000 if limits.cpu_millis else None
             if "cpu" in self.layout.v2:
-                _write(f"{at}/cpu.max", f"{quota or 'max'} {_PERIOD_US}")
+                _write(f"{at}/cpu.max", self._cpu_max(limits))
             else:
+                quota = limits.cpu_millis * _PERIOD_US // 1000 if limits.cpu_millis else None
                 _write(f"{at}/cpu.cfs_period_us", str(_PERIOD_US))
                 _write(f"{at}/cpu.cfs_quota_us", str(quota or -1))
+
+    @property
+    def limits_cached_writes(self) -> bool:
+        """Whether limits of writes apply to those through the page cache too."""
+        return "io" in self.layout.v2
+
+    def open_io(self, disks: tuple[str, ...]) -> None:
+        """Limit the use of these disks from now on, if a first cgroup can be limited."""
+        self.disks, self.io_unavailable_reason = disks, ""
+        if not self.is_usable:
+            self.io_unavailable_reason = "there is no writable cgroup v2 hierarchy"
+        elif not (self.layout.has("io") or self.layout.has("blkio")):
+            self.io_unavailable_reason = "the kernel offers no io or blkio controller"
+        elif not disks:
+            self.io_unavailable_reason = "the files of sandboxes are not on a disk"
+        else:
+            try:
+                self.create(_PROBE)
+                try:
+                    self.limit_io(_PROBE, _PROBE_LIMITS)
+                finally:
+                    self.remove(_PROBE)
+            except OSError as error:
+                self.io_unavailable_reason = f"the kernel refuses it: {error.strerror}"
+        if self.io_unavailable_reason:
+            self.disks = ()
+
+    def limit_io(self, name: str, limits: Limits) -> None:
+        """Set limits of disk I/O, which start without any; 0 and `None` mean no limit.
+
+        Version 1 counts what a process reads, and writes with direct I/O; version 2 also what the
+        kernel writes back for it.
+        """
+        rates = (
+            limits.io_read_bandwidth,
+            limits.io_write_bandwidth,
+            limits.io_read_iops,
+            limits.io_write_iops,
+        )
+        if (at := self._at("io", name)) is not None:
+            words = [f"{key}={rate or 'max'}" for key, rate in zip(_IO_MAX, rates, strict=True)]
+            for disk in self.disks:
+                _write(f"{at}/io.max", f"{disk} {' '.join(words)}")
+        elif (at := self._at("blkio", name)) is not None:
+            for disk in self.disks:
+                for file, rate in zip(_THROTTLE, rates, strict=True):
+                    _write(f"{at}/blkio.throttle.{file}_device", f"{disk} {rate or 0}")
 
     def freeze(self, name: str, *, frozen: bool) -> None:
         """Freeze or thaw a cgroup; returns before all processes are frozen."""
@@ -188,7 +267,7 @@ class Cgroups:
     def remove(self, name: str) -> bool:
         """Remove a sandbox's empty cgroups; whether all are gone."""
         is_gone = True
-        for path in (self.unified(name), *self.joins(name)):
+        for path in (self.unified(name), self.unified(name) + _DUMP, *self.joins(name)):
             try:
                 os.rmdir(path)
             except FileNotFoundError:
@@ -210,7 +289,7 @@ class Cgroups:
                 contextlib.suppress(FileNotFoundError),
                 os.scandir(f"{mount}/{self._parent}") as entries,
             ):
-                found.update(entry.name for entry in entries if entry.is_dir())
+                found.update(entry.name.removesuffix(_DUMP) for entry in entries if entry.is_dir())
         return found
 
     def processes(self, name: str) -> list[int]:
@@ -252,6 +331,17 @@ class Cgroups:
             return _fields(text).get("usage_usec", 0) / 1e6
         return 0.0
 
+    def socket_bytes(self, name: str) -> int:
+        """Return the charged data in sockets of a cgroup."""
+        at = self._at("memory", name)
+        if at is None:
+            return 0
+        with contextlib.suppress(FileNotFoundError):
+            if "memory" in self.layout.v2:
+                return _fields(_text(f"{at}/memory.stat")).get("sock", 0)
+            return int(_text(f"{at}/memory.kmem.tcp.usage_in_bytes"))
+        return 0
+
     def oom_kills(self, name: str) -> int:
         """Return the number of OOM kills in a cgroup; cheaper than `usage`."""
         at = self._at("memory", name)
@@ -269,6 +359,11 @@ class Cgroups:
             return MemoryKills(fd, "memory" in self.layout.v2).cause()
         finally:
             os.close(fd)
+
+    @staticmethod
+    def _cpu_max(limits: Limits) -> str:
+        quota = limits.cpu_millis * _PERIOD_US // 1000 if limits.cpu_millis else None
+        return f"{quota or 'max'} {_PERIOD_US}"
 
     def _memory(self, at: str) -> tuple[int, int, int]:
         is_v2 = "memory" in self.layout.v2

@@ -1,16 +1,19 @@
 """Thin wrappers for system calls that Python lacks.
 
-They raise `OSError` with the call's name. All call numbers are the same on x86_64 and aarch64. The
-calls that only the launcher needs are in `launcher.c`.
+They raise `OSError` with the call's name. All call numbers but one are the same on x86_64 and
+aarch64. The calls that only the launcher needs are in `launcher.c`.
 """
 
 import ctypes
+import errno
 import os
+import platform
 import signal
 import struct
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
+SYS_KCMP = 312 if platform.machine() == "x86_64" else 272
 SYS_OPEN_TREE = 428
 SYS_MOVE_MOUNT = 429
 SYS_OPENAT2 = 437
@@ -54,6 +57,19 @@ def _call(what: str, number: int, *arguments: object) -> int:
     if result < 0:
         raise _fail(what)
     return result
+
+
+def same_descriptors(one: int, other: int) -> bool:
+    """Whether two threads share their table of descriptors; `True` if the kernel does not tell."""
+    if one == other:
+        return True
+    kind = 2  # KCMP_FILES
+    try:
+        return _call("kcmp", SYS_KCMP, one, other, kind, 0, 0) == 0
+    except ProcessLookupError:
+        return False
+    except OSError as problem:
+        return problem.errno in (errno.ENOSYS, errno.EPERM)
 
 
 def sleeper(flags: int, *, seconds: int) -> int:

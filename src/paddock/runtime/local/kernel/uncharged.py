@@ -1,10 +1,11 @@
 """Estimates the kernel memory of a sandbox that the kernel charges to no cgroup.
 
 Most kernel objects are charged to the memory cgroup of the process that creates them. These are
-not (measured with Linux 6.18): messages in the queues of netlink sockets and in corked UDP sockets,
-file locks, compiled seccomp filters, and what is behind descriptors of timers and epoll. The kernel
-has no counter of them per sandbox, but /proc lists them. Pending signals are charged, but all
-sandboxes of a machine share one count.
+not (measured with Linux 6.18): messages in the queues of netlink sockets, in corked UDP sockets and
+in error queues, connections that no process has accepted, multicast groups, file locks, compiled
+seccomp filters, and what is behind descriptors of timers and epoll. The kernel has no counter of
+them per sandbox, but /proc lists them. Pending signals are charged, but all sandboxes of a machine
+share one count.
 
 Other objects of this kind are refused (`launch/native/init/confine.h`) or limited by the cgroup
 (`cgroups.py`). SECURITY.md lists all of them.
@@ -27,6 +28,13 @@ DESCRIPTOR_BYTES = 352
 """The largest object behind a descriptor that is not charged: a timer."""
 FILTER_BYTES = 33 << 10
 """A compiled seccomp filter of the maximum length."""
+CONNECTION_BYTES = 2560
+"""A TCP connection that belongs to no process."""
+TIME_WAIT_BYTES = 256
+GROUP_BYTES = 4608
+"""A multicast group with the maximum of 64 sources …"""
+MEMBER_BYTES = 1280
+"""… and each socket in it."""
 MAX_PENDING_SIGNALS = 16_384
 """The default limit of a machine with 24 GiB is 96,000, for all sandboxes together."""
 
@@ -37,8 +45,11 @@ class ProcessFacts(Struct, frozen=True):
     pid: int
     uid: int
     descriptors: int = 0
+    threads: int = 1
     filters: int = 0
     """Seccomp filters, including the one that every process of a sandbox has."""
+    thread_filters: int = 0
+    """Those of the other threads, which may share theirs with the first."""
     pending_signals: int = 0
     """Of all processes with the same user."""
 
@@ -48,6 +59,8 @@ class UnchargedMemory(Struct, frozen=True):
 
     netlink: int = 0
     udp: int = 0
+    tcp: int = 0
+    multicast: int = 0
     locks: int = 0
     filters: int = 0
     descriptors: int = 0
@@ -57,19 +70,25 @@ class UnchargedMemory(Struct, frozen=True):
     @property
     def total(self) -> int:
         """The sum in bytes."""
-        return self.netlink + self.udp + self.locks + self.filters + self.descriptors
+        return sum(self._kinds.values())
 
     @property
     def largest(self) -> str:
         """The kind that takes most, in the words of a report."""
-        kinds = {
+        kinds = self._kinds
+        return max(kinds, key=lambda kind: kinds[kind])
+
+    @property
+    def _kinds(self) -> dict[str, int]:
+        return {
             "unread messages of netlink sockets": self.netlink,
-            "unsent data of UDP sockets": self.udp,
+            "unsent data and errors of UDP sockets": self.udp,
+            "connections that nobody accepts": self.tcp,
+            "multicast groups": self.multicast,
             "file locks": self.locks,
             "seccomp filters": self.filters,
             "open descriptors": self.descriptors,
         }
-        return max(kinds, key=lambda kind: kinds[kind])
 
 
 def allowance(memory_limit: int) -> int:
@@ -93,20 +112,35 @@ def excess(used: UnchargedMemory, memory_limit: int) -> str | None:
 
 
 def estimate(
-    processes: Iterable[ProcessFacts], *, netlink: int, udp: int, locks: int
+    processes: Iterable[ProcessFacts],
+    *,
+    netlink: int,
+    udp: int,
+    locks: int,
+    tcp: int = 0,
+    multicast: int = 0,
+    compiled_filters: int | None = None,
 ) -> UnchargedMemory:
-    """Sum up what the processes of a sandbox hold; `locks` is a number, the others are bytes."""
-    descriptors = filters = 0
+    """Sum up what the processes of a sandbox hold; `locks` is a number, the others are bytes.
+
+    `compiled_filters` is what all filters of the machine take, if known: those of threads, which
+    may be shared, take no more.
+    """
+    descriptors = filters = of_threads = 0
     signals: dict[int, int] = {}
     for process in processes:
         descriptors += process.descriptors
         filters += max(process.filters - 1, 0)
+        of_threads += process.thread_filters * FILTER_BYTES
         signals[process.uid] = max(process.pending_signals, signals.get(process.uid, 0))
     return UnchargedMemory(
         netlink=netlink,
         udp=udp,
+        tcp=tcp,
+        multicast=multicast,
         locks=locks * LOCK_BYTES,
-        filters=filters * FILTER_BYTES,
+        filters=filters * FILTER_BYTES
+        + (of_threads if compiled_filters is None else min(of_threads, compiled_filters)),
         descriptors=descriptors * DESCRIPTOR_BYTES,
         pending_signals=sum(signals.values()),
     )
@@ -122,16 +156,57 @@ def udp_bytes(table: str) -> int:
     return sum(int(row[4].partition(":")[0], 16) for row in _rows(table, columns=12))
 
 
+def unread_udp_bytes(table: str) -> int:
+    """Return the bytes in receive and error queues in a table such as /proc/net/udp."""
+    return sum(int(row[4].partition(":")[2], 16) for row in _rows(table, columns=12))
+
+
+def tcp_sockets(*sockstats: str) -> int:
+    """Return the number of TCP sockets in texts such as /proc/net/sockstat, in any state."""
+    count = 0
+    for line in "\n".join(sockstats).split("\n"):
+        name, *row = line.split() or [""]
+        if name in ("TCP:", "TCP6:"):
+            values = dict(zip(row[::2], row[1::2], strict=False))
+            count += int(values["inuse"]) + int(values.get("tw", 0))
+    return count
+
+
+def unaccepted_bytes(table: str) -> int:
+    """Return the size of the connections in a table such as /proc/net/tcp without a process."""
+    states = [row[3] for row in _rows(table, columns=10) if row[9] == "0"]
+    waiting = states.count("06")
+    return waiting * TIME_WAIT_BYTES + (len(states) - waiting) * CONNECTION_BYTES
+
+
+def multicast_bytes(igmp: str, igmp6: str) -> int:
+    """Return the size of the groups in /proc/net/igmp and /proc/net/igmp6."""
+    rows = [line.split() for line in igmp.split("\n") if line.startswith("\t")]
+    users = [int(row[1]) for row in rows if len(row) == 4]
+    users += [int(row[3]) for line in igmp6.split("\n") if len(row := line.split()) == 6]
+    return len(users) * GROUP_BYTES + sum(users) * MEMBER_BYTES
+
+
+def compiled_filter_bytes(vmallocinfo: str) -> int:
+    """Return the size of all compiled filters of the machine, from /proc/vmallocinfo."""
+    rows = (line.split(None, 2) for line in vmallocinfo.split("\n") if "bpf_prog_pack" in line)
+    return sum(int(row[1]) for row in rows)
+
+
+def filter_count(status: str) -> int:
+    """Return the number of seccomp filters of a thread, from its status in /proc."""
+    _, found, rest = status.partition("\nSeccomp_filters:")
+    return int(rest.partition("\n")[0]) if found else 1
+
+
 def process_facts(pid: int, status: str, descriptors: int) -> ProcessFacts:
     """Parse /proc/PID/status."""
-    fields: dict[str, str] = {}
-    for line in status.split("\n"):
-        name, _, value = line.partition(":")
-        fields[name] = value
+    fields = _fields(status)
     return ProcessFacts(
         pid=pid,
         uid=int(fields["Uid"].split()[0]),
         descriptors=descriptors,
+        threads=int(fields.get("Threads", "1")),
         filters=int(fields.get("Seccomp_filters", "1")),
         pending_signals=int(fields["SigQ"].partition("/")[0]),
     )
@@ -174,6 +249,14 @@ def devices(mountinfo: str) -> frozenset[str]:
             major, _, minor = row[2].partition(":")
             found.add(f"{int(major):02x}:{int(minor):02x}")
     return frozenset(found)
+
+
+def _fields(status: str) -> dict[str, str]:
+    fields: dict[str, str] = {}
+    for line in status.split("\n"):
+        name, _, value = line.partition(":")
+        fields[name] = value
+    return fields
 
 
 def _rows(table: str, *, columns: int) -> Iterable[list[str]]:

@@ -24,7 +24,13 @@ from paddock.runtime.local.net.dns.upstream import UpstreamResolver, host_server
 from paddock.runtime.local.net.fabric_state import FabricState
 from paddock.runtime.local.net.policy import compile_policy
 from paddock.runtime.local.net.rtnetlink import Channel
-from paddock.runtime.local.net.settings import HOST_NAME, Attachment, FabricSettings
+from paddock.runtime.local.net.settings import (
+    HOST_NAME,
+    UNLIMITED,
+    Attachment,
+    Bandwidth,
+    FabricSettings,
+)
 from paddock.runtime.port import EgressPolicy
 
 __all__ = ["Attachment", "Fabric", "FabricSettings"]
@@ -84,6 +90,7 @@ class Fabric:
         slot: int | None = None,
         *,
         policy: EgressPolicy | None = None,
+        bandwidth: Bandwidth = UNLIMITED,
     ) -> Attachment:
         """Set up loopback, address, route and policy in a sandbox's network namespace.
 
@@ -91,7 +98,7 @@ class Fabric:
         used, or the default: internet allowed, private ranges denied. `slot` requests a specific
         address (restore).
         """
-        return await self._run_in_worker(self._state.attach, uid, netns_fd, slot, policy)
+        return await self._run_in_worker(self._state.attach, uid, netns_fd, slot, policy, bandwidth)
 
     async def detach(self, uid: str, *, keep_address: bool = False) -> None:
         """Remove a sandbox's link, rules and record; unknown uids are ignored.
@@ -104,6 +111,15 @@ class Fabric:
     async def set_policy(self, uid: str, policy: EgressPolicy) -> None:
         """Replace a policy and reset the flows it denies. `InvalidError` names invalid fields."""
         await self._run_in_worker(self._state.set_policy, uid, policy)
+
+    @property
+    def rates_unavailable_reason(self) -> str:
+        """Why the bandwidth of sandboxes cannot be limited, or an empty string."""
+        return self._state.rates_unavailable_reason
+
+    async def set_bandwidth(self, uid: str, pid: int, bandwidth: Bandwidth) -> None:
+        """Change the rates of an attached sandbox; `pid` is a process in its namespace."""
+        await self._run_in_worker(self._state.set_bandwidth, uid, pid, bandwidth)
 
     async def release_all_unknown(self, known_uids: Collection[str]) -> tuple[str, ...]:
         """Remove all sandboxes but these, and stray links; return the removed uids."""

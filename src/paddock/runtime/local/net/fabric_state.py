@@ -23,7 +23,7 @@ from paddock.kit.errors import (
     UnsupportedError,
 )
 from paddock.kit.logs import fields
-from paddock.runtime.local.net import forwarding, links
+from paddock.runtime.local.net import forwarding, links, shaping
 from paddock.runtime.local.net.addresses import AddressPlan, AddressSlot
 from paddock.runtime.local.net.dns.upstream import host_servers
 from paddock.runtime.local.net.firewall_sync import FabricMember, FirewallSync
@@ -32,7 +32,7 @@ from paddock.runtime.local.net.nft import Firewall, open_firewall
 from paddock.runtime.local.net.policy import CLOSED, EgressRules, compile_policy
 from paddock.runtime.local.net.records import NetworkRecord, NetworkRecords, is_uid
 from paddock.runtime.local.net.rtnetlink import Channel, NetlinkError
-from paddock.runtime.local.net.settings import Attachment, FabricSettings
+from paddock.runtime.local.net.settings import UNLIMITED, Attachment, Bandwidth, FabricSettings
 from paddock.runtime.port import EgressPolicy
 
 log = logging.getLogger(__name__)
@@ -57,6 +57,8 @@ class FabricState:
         self._slots: dict[int, str] = {}
         self._last_slot = secrets.randbelow(self.plan.capacity)
         self._mtu = 1500
+        self.rates_unavailable_reason = ""
+        """Why links have no limits of their rates."""
         self._has_ipv6 = os.path.exists("/proc/net/if_inet6")
         self._channel: Channel
         self._firewall: Firewall
@@ -78,6 +80,7 @@ class FabricState:
             self._adopt()
             self.refresh_uplinks()
             self._check_foreign_firewalls()
+            self._check_rates()
         except BaseException as error:
             self.close()
             if isinstance(error, OSError) and error.errno in (errno.EPERM, errno.EACCES):
@@ -151,7 +154,12 @@ class FabricState:
         member.is_reserved = True
 
     def attach(
-        self, uid: str, netns_fd: int, slot_number: int | None, policy: EgressPolicy | None
+        self,
+        uid: str,
+        netns_fd: int,
+        slot_number: int | None,
+        policy: EgressPolicy | None,
+        bandwidth: Bandwidth = UNLIMITED,
     ) -> Attachment:
         """Attach a sandbox; idempotent, creates what is missing."""
         before = self._members.get(uid)
@@ -161,7 +169,9 @@ class FabricState:
         try:
             if not member.is_reserved:
                 self.enforce(uid)
-            self._put_link(member, netns_fd)
+            self._put_link(
+                member, netns_fd, UNLIMITED if self.rates_unavailable_reason else bandwidth
+            )
         except BaseException:
             if before is None:
                 self._roll_back(member)
@@ -181,6 +191,19 @@ class FabricState:
         member.record, member.rules = record, rules
         if member.elements:
             self._firewall_sync.put(member)
+
+    def set_bandwidth(self, uid: str, pid: int, bandwidth: Bandwidth) -> None:
+        """Change the rates of both ends of a link."""
+        slot = self._require(uid).slot
+        if self.rates_unavailable_reason:
+            return
+        shaping.set_rate(self._channel, slot.index, bandwidth.ingress)
+        netns = os.open(f"/proc/{pid}/ns/net", os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            with Channel(netns) as inside:
+                shaping.set_rate(inside, links.INNER_INDEX, bandwidth.egress)
+        finally:
+            os.close(netns)
 
     def begin_detach(self, uids: Collection[str]) -> list[int]:
         """Remove sandboxes from the firewall; return the indexes of the links to delete next."""
@@ -374,7 +397,7 @@ class FabricState:
         record = NetworkRecord(uid=uid, slot=slot.number, policy=wanted, marks=(_new_mark(),))
         return FabricMember(record, slot, rules)
 
-    def _put_link(self, member: FabricMember, netns_fd: int) -> None:
+    def _put_link(self, member: FabricMember, netns_fd: int, bandwidth: Bandwidth) -> None:
         slot = member.slot
         with Channel(netns_fd) as inside:
             try:
@@ -392,9 +415,22 @@ class FabricState:
                 uid=member.record.uid,
                 gateway=self.plan.gateway,
                 has_ipv6=self._has_ipv6,
+                bits_per_second=bandwidth.ingress,
             )
-            links.configure_inner(inside, slot, gateway=self.plan.gateway, has_ipv6=self._has_ipv6)
+            links.configure_inner(
+                inside,
+                slot,
+                gateway=self.plan.gateway,
+                has_ipv6=self._has_ipv6,
+                bits_per_second=bandwidth.egress,
+            )
             links.wait_running(self._channel, slot)
+
+    def _check_rates(self) -> None:
+        self.rates_unavailable_reason = shaping.unavailable_reason()
+        if self.rates_unavailable_reason:
+            reason = self.rates_unavailable_reason
+            log.warning("bandwidth of sandboxes is not limited", extra=fields(reason=reason))
 
     def _roll_back(self, member: FabricMember) -> None:
         uid = member.record.uid

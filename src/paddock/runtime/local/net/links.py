@@ -15,6 +15,7 @@ from ipaddress import IPv4Address, IPv4Network
 from msgspec import Struct
 
 from paddock.runtime.local.net import rtnetlink as nl
+from paddock.runtime.local.net import shaping
 from paddock.runtime.local.net.addresses import AddressSlot
 
 INNER_NAME = "eth0"
@@ -111,13 +112,20 @@ def create_pair(channel: nl.Channel, slot: AddressSlot, netns_fd: int, *, mtu: i
 
 
 def configure_outer(
-    channel: nl.Channel, slot: AddressSlot, *, uid: str, gateway: IPv4Address, has_ipv6: bool
+    channel: nl.Channel,
+    slot: AddressSlot,
+    *,
+    uid: str,
+    gateway: IPv4Address,
+    has_ipv6: bool,
+    bits_per_second: int = 0,
 ) -> None:
-    """Configure the outer end: alias, forwarding, no IPv6, up, neighbour and route."""
+    """Configure the outer end: rate, alias, forwarding, no IPv6, up, neighbour and route."""
     families = nl.nested(
         _IFLA_AF_SPEC, _forwarding(), *([_without_ipv6_address()] if has_ipv6 else [])
     )
     put = [
+        *shaping.limit(slot.index, bits_per_second),
         (nl.RTM_SETLINK, 0, _ifinfo(slot.index) + nl.text(_IFLA_IFALIAS, uid) + families),
         (nl.RTM_SETLINK, 0, _ifinfo(slot.index, up=True)),
         (nl.RTM_NEWNEIGH, nl.PUT, _neighbour(slot.index, slot.ip, slot.mac)),
@@ -136,10 +144,16 @@ def configure_outer(
 
 
 def configure_inner(
-    channel: nl.Channel, slot: AddressSlot, *, gateway: IPv4Address, has_ipv6: bool
+    channel: nl.Channel,
+    slot: AddressSlot,
+    *,
+    gateway: IPv4Address,
+    has_ipv6: bool,
+    bits_per_second: int = 0,
 ) -> None:
     """Configure loopback and the inner end; the channel must be in the sandbox's namespace."""
     put = [
+        *shaping.limit(INNER_INDEX, bits_per_second),
         (nl.RTM_SETLINK, 0, _ifinfo(_LOOPBACK, up=True)),
         (nl.RTM_SETLINK, 0, _ifinfo(INNER_INDEX, up=True)),
         (nl.RTM_NEWADDR, nl.PUT, _address(INNER_INDEX, slot.ip)),

@@ -19,21 +19,17 @@ from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network
 from msgspec import Struct
 
 from paddock.kit.errors import FieldProblem, InvalidError
+from paddock.resources.network import destinations
 from paddock.runtime.port import EgressPolicy
 
 EVERYTHING = IPv4Network("0.0.0.0/0")
 LINK_LOCAL = IPv4Network("169.254.0.0/16")
 PRIVATE = tuple(
-    IPv4Network(one)
-    for one in (
-        "10.0.0.0/8",
-        "100.64.0.0/10",
-        "168.63.129.16/32",  # public address by which virtual machines of a cloud reach their host
-        "169.254.0.0/16",
-        "172.16.0.0/12",
-        "192.0.0.0/24",
-        "192.168.0.0/16",
-        "198.18.0.0/15",
+    sorted(
+        network
+        for network in (*destinations.PRIVATE, *destinations.LINK_LOCAL)
+        # Loopback is refused always (`NEVER`); private IPv6 is checked by `UNIQUE_LOCAL`.
+        if isinstance(network, IPv4Network) and not network.is_loopback
     )
 )
 NEVER = tuple(IPv4Network(one) for one in ("0.0.0.0/8", "127.0.0.0/8", "224.0.0.0/3"))

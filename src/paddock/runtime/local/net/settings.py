@@ -75,6 +75,18 @@ class FabricSettings(Struct, frozen=True, kw_only=True):
         )
 
 
+class Bandwidth(Struct, frozen=True):
+    """The highest rates of a link in bits per second; 0 is no limit."""
+
+    ingress: int = 0
+    """To the sandbox."""
+    egress: int = 0
+    """From the sandbox."""
+
+
+UNLIMITED = Bandwidth()
+
+
 class Attachment(Struct, frozen=True, kw_only=True):
     """The network attachment of a sandbox."""
 

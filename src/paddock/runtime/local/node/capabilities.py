@@ -5,6 +5,7 @@ import asyncio
 from paddock.kit.errors import UnsupportedError
 from paddock.runtime.local.checkpoint import Checkpointer, find_criu
 from paddock.runtime.local.node.node_context import NodeContext
+from paddock.runtime.local.node.rate_support import CACHED_WRITES
 from paddock.runtime.port import Capabilities
 
 
@@ -56,6 +57,14 @@ class NodeCapabilities:
             reasons["can_limit_disk"] = disk.reason
         if context.fabric is None:
             reasons["can_filter_egress"] = context.network_unavailable_reason
+        fabric = context.fabric
+        no_rates = fabric.rates_unavailable_reason if fabric else context.network_unavailable_reason
+        if no_rates:
+            reasons["can_limit_bandwidth"] = no_rates
+        if no_io := context.cgroups.io_unavailable_reason:
+            reasons["can_limit_io"] = reasons["can_limit_cached_writes"] = no_io
+        elif not context.cgroups.limits_cached_writes:
+            reasons["can_limit_cached_writes"] = CACHED_WRITES
         return Capabilities(
             can_freeze=groups,
             can_checkpoint=self._checkpointer is not None and groups,
@@ -66,6 +75,9 @@ class NodeCapabilities:
             can_limit_pids=limits["can_limit_pids"],
             can_limit_disk=disk.can_limit_disk,
             can_filter_egress=context.fabric is not None,
+            can_limit_bandwidth="can_limit_bandwidth" not in reasons,
+            can_limit_io="can_limit_io" not in reasons,
+            can_limit_cached_writes="can_limit_cached_writes" not in reasons,
             reasons=reasons,
         )
 

@@ -17,27 +17,32 @@ from typing import Literal, ParamSpec, TypeVar
 
 from msgspec import Struct
 
+from paddock.kit import clock
 from paddock.kit.errors import NotFoundError, PaddockError, UnavailableError
 from paddock.kit.logs import fields
 from paddock.resources.default_limits import (
+    DEFAULT_BANDWIDTH,
     DEFAULT_CPU_MILLIS,
     DEFAULT_DISK_BYTES,
+    DEFAULT_IO_BANDWIDTH,
+    DEFAULT_IO_IOPS,
     DEFAULT_MEMORY_BYTES,
     DEFAULT_PIDS,
 )
 from paddock.runtime.local.envd.zygote import ZygoteProcess
 from paddock.runtime.local.images import Image, host
 from paddock.runtime.local.images.store import ImageStore
-from paddock.runtime.local.kernel import syscalls, sysctls
+from paddock.runtime.local.kernel import block_devices, syscalls, sysctls
 from paddock.runtime.local.kernel.cgroups import CgroupLayout, Cgroups
 from paddock.runtime.local.launch import native_build
 from paddock.runtime.local.launch.devices import DeviceFiles
 from paddock.runtime.local.launch.launcher import SandboxLauncher
 from paddock.runtime.local.net import fabric_number
 from paddock.runtime.local.net.fabric import Fabric, FabricSettings
+from paddock.runtime.local.node.heavy_work import HeavyLimits, HeavyWork
 from paddock.runtime.local.node.records import StateDirectory
 from paddock.runtime.local.node.slots import SandboxSlots
-from paddock.runtime.local.storage import Storage, open_storage
+from paddock.runtime.local.storage import DiskReserve, Storage, open_storage
 from paddock.runtime.local.views import ResourceViews
 from paddock.runtime.port import Limits, OutboundConfig
 
@@ -46,6 +51,20 @@ log = logging.getLogger(__name__)
 _SPARE_ENVDS = 4
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
+
+
+DEFAULT_LIMITS = Limits(
+    cpu_millis=DEFAULT_CPU_MILLIS,
+    memory_bytes=DEFAULT_MEMORY_BYTES,
+    disk_bytes=DEFAULT_DISK_BYTES,
+    pids=DEFAULT_PIDS,
+    ingress_bandwidth=DEFAULT_BANDWIDTH,
+    egress_bandwidth=DEFAULT_BANDWIDTH,
+    io_read_bandwidth=DEFAULT_IO_BANDWIDTH,
+    io_write_bandwidth=DEFAULT_IO_BANDWIDTH,
+    io_read_iops=DEFAULT_IO_IOPS,
+    io_write_iops=DEFAULT_IO_IOPS,
+)
 
 
 class NodeSettings(Struct, frozen=True, kw_only=True):
@@ -59,7 +78,11 @@ class NodeSettings(Struct, frozen=True, kw_only=True):
     """Number of the fabric on this machine. `auto`: the last one used, or a free one. `None`:
     sandboxes have loopback only."""
     storage: str = "auto"
+    disk_reserve_bytes: int | None = None
+    """Space to keep free on the disk of the state directory; `None`: see `storage/reserve.py`."""
     envd_idle_seconds: float = 60.0
+    clone_hook_seconds: float = 10.0
+    """How long the hooks of a new clone may run together."""
     outbound: OutboundConfig = OutboundConfig()
     """Proxies, CA certificates and mirrors of all sandboxes."""
     host_paths: tuple[str, ...] = ()
@@ -69,12 +92,10 @@ class NodeSettings(Struct, frozen=True, kw_only=True):
     private_networks: tuple[IPv4Network, ...] = ()
     """Private networks that sandboxes may reach."""
     node_name: str = socket.gethostname()
-    default_limits: Limits = Limits(
-        cpu_millis=DEFAULT_CPU_MILLIS,
-        memory_bytes=DEFAULT_MEMORY_BYTES,
-        disk_bytes=DEFAULT_DISK_BYTES,
-        pids=DEFAULT_PIDS,
-    )
+    heavy_limits: HeavyLimits = HeavyLimits.of_settings()
+    """How many dumps, restores and forks run at once."""
+    default_limits: Limits = DEFAULT_LIMITS
+    """Limits where a blueprint has none. The rates are also a ceiling."""
 
 
 class NodeContext:
@@ -95,6 +116,7 @@ class NodeContext:
         self._storage: Storage | None = None
         self._images: ImageStore | None = None
         self._init_layer: Path | None = None
+        self.heavy_work = HeavyWork(settings.heavy_limits, clock.system())
         self._threads = ThreadPoolExecutor(max_workers=4, thread_name_prefix="node")
         self._cache = settings.state / "cache" if self.is_rootless else native_build.CACHE
         self.launcher = SandboxLauncher(str(self.directories.stage), self._cache)
@@ -124,8 +146,13 @@ class NodeContext:
         if not self.is_rootless:
             await self.run_in_thread(sysctls.raise_limits)
         self._storage = await self.run_in_thread(
-            lambda: open_storage(self.settings.state / "storage", backend=self.settings.storage)
+            lambda: open_storage(
+                self.settings.state / "storage",
+                backend=self.settings.storage,
+                reserve=DiskReserve(self.settings.state, self.settings.disk_reserve_bytes),
+            )
         )
+        await self.run_in_thread(self._open_io)
         self._images = ImageStore(self.settings.state / "images")
         await self._open_network()
         self.launcher.start()
@@ -145,6 +172,7 @@ class NodeContext:
         if self._storage is not None:
             await self.run_in_thread(lambda: self.storage.close(detach=purge))
         self._threads.shutdown(wait=True)
+        self.heavy_work.close()
         if purge:
             self.devices.unmount()
             self.directories.remove_short_path()
@@ -256,6 +284,11 @@ class NodeContext:
                 "sandboxes have no network",
                 extra=fields(reason=problem.message, hint=problem.hint),
             )
+
+    def _open_io(self) -> None:
+        self.cgroups.open_io(block_devices.disks_of(self.storage.trees, self.settings.state))
+        if reason := self.cgroups.io_unavailable_reason:
+            log.warning("disk I/O of sandboxes is not limited", extra=fields(reason=reason))
 
     def _fabric_settings(self, number: int, directory: Path) -> FabricSettings:
         return FabricSettings.numbered(

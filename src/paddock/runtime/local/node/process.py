@@ -25,17 +25,19 @@ import uvloop
 from paddock.kit import clock, logs
 from paddock.kit.errors import PaddockError
 from paddock.kit.logs import fields
+from paddock.runtime import rates
 from paddock.runtime.local.kernel import syscalls
 from paddock.runtime.local.node import recovery
 from paddock.runtime.local.node.capabilities import NodeCapabilities
-from paddock.runtime.local.node.node_context import NodeContext, NodeSettings
+from paddock.runtime.local.node.heavy_work import HeavyLimits, WorkReport
+from paddock.runtime.local.node.node_context import DEFAULT_LIMITS, NodeContext, NodeSettings
 from paddock.runtime.local.node.rpc_server import FdResult, Handler, LogArguments, RpcServer
 from paddock.runtime.local.sandbox.freeze import SandboxFreezer
 from paddock.runtime.local.sandbox.hibernation import Hibernation
 from paddock.runtime.local.sandbox.kernel_memory import KernelMemoryWatch
 from paddock.runtime.local.sandbox.lifecycle import UP, SandboxLifecycle
 from paddock.runtime.outbound import InstallationOutbound
-from paddock.runtime.port import Instance, InstanceState, LogLine
+from paddock.runtime.port import Instance, InstanceState, Limits, LogLine
 
 log = logging.getLogger(__name__)
 
@@ -43,6 +45,7 @@ _SWITCH_INTERVAL_SECONDS = 0.0002
 _MONITOR_SECONDS = 2.0
 _SWEEP_SECONDS = 60.0
 _outbound_decoder = msgspec.json.Decoder(InstallationOutbound)
+_limits_decoder = msgspec.json.Decoder(Limits)
 
 
 class Node:
@@ -59,7 +62,9 @@ class Node:
         self.freezer = SandboxFreezer(self.lifecycle)
         self.capabilities = NodeCapabilities(self.context)
         self.hibernation = Hibernation(self.lifecycle, self.freezer, self.capabilities)
-        self._rpc_server = RpcServer(self._handlers(), self.spawn)
+        self._rpc_server = RpcServer(
+            self._handlers(), self.spawn, abandon=self.context.heavy_work.withdraw
+        )
         self._is_closing = False
         self._monitor_task: asyncio.Task[None] | None = None
 
@@ -124,6 +129,7 @@ class Node:
             "logs": self._logs,
             "netns": self._netns,
             "facts": self._facts,
+            "heavy_work": self._heavy_work,
         }
 
     async def _inspect(self, uid: str, body: object) -> Instance | None:
@@ -139,6 +145,9 @@ class Node:
 
     async def _netns(self, uid: str, body: object) -> FdResult:
         return FdResult(self.lifecycle.netns(uid))
+
+    async def _heavy_work(self, uid: str, body: object) -> tuple[WorkReport, ...]:
+        return self.context.heavy_work.report()
 
     async def _facts(self, uid: str, body: object) -> dict[str, object]:
         """Return internals of the node for people and tests."""
@@ -168,13 +177,18 @@ class Node:
         }
 
     async def _monitor(self) -> None:
-        """Report OOM kills, end sandboxes that take kernel memory, sweep leftovers."""
+        """Report OOM kills, end sandboxes that take kernel memory, keep the reserve of the disk,
+        sweep leftovers."""
         last_sweep = clock.system().monotonic()
         while True:
             await asyncio.sleep(_MONITOR_SECONDS)
             await self._log_errors("check oom kills", self._check_oom_kills())
             await self._log_errors("check kernel memory", self._check_kernel_memory())
             await self._log_errors("balance CPUs", self._balance_cpus())
+            await self._log_errors(
+                "keep the reserve of the disk",
+                self.context.run_in_thread(self.context.storage.keep_reserve),
+            )
             await self._log_errors(
                 "check views", self.context.run_in_thread(self.context.views.check)
             )
@@ -242,6 +256,12 @@ def _outbound(file: Path | None) -> InstallationOutbound:
     return _outbound_decoder.decode(file.read_bytes())
 
 
+def _limits(given: str | None) -> Limits:
+    if given is None:
+        return DEFAULT_LIMITS
+    return rates.with_rates(DEFAULT_LIMITS, _limits_decoder.decode(given))
+
+
 def main(argv: list[str]) -> int:
     """Parse arguments, serve, and return the exit status."""
     parser = argparse.ArgumentParser(prog="paddock-node", description=__doc__)
@@ -258,12 +278,25 @@ def main(argv: list[str]) -> int:
     )
     parser.add_argument("--storage", default="auto", choices=("auto", "btrfs", "plain"))
     parser.add_argument(
+        "--disk-reserve-bytes", type=int, help="space to keep free on the disk of the state"
+    )
+    parser.add_argument(
         "--outbound", type=Path, help="JSON file with proxies, CA certificates and open ports"
     )
     parser.add_argument(
         "--host-path", action="append", default=[], help="a directory that sandboxes may mount"
     )
+    parser.add_argument(
+        "--heavy-work", type=int, default=0, help="dumps, restores and forks at once; 0: default"
+    )
+    parser.add_argument(
+        "--heavy-work-per-team", type=int, default=0, help="of one team at once; 0: default"
+    )
     parser.add_argument("--envd-idle-seconds", type=float, default=60.0)
+    parser.add_argument(
+        "--clone-hook-seconds", type=float, default=10.0, help="time of the hooks of a new clone"
+    )
+    parser.add_argument("--rates", help="JSON with the highest rates of network and disk")
     parser.add_argument("--purge-on-exit", action="store_true")
     parser.add_argument("--purge", action="store_true")
     parser.add_argument("--log-level", default="info")
@@ -284,11 +317,15 @@ def main(argv: list[str]) -> int:
         warm_count=0 if given.purge else given.warm_count,
         network=_network(given.network),
         storage=given.storage,
+        disk_reserve_bytes=given.disk_reserve_bytes,
         envd_idle_seconds=given.envd_idle_seconds,
+        clone_hook_seconds=given.clone_hook_seconds,
+        default_limits=_limits(given.rates),
         outbound=shared.outbound,
         host_paths=tuple(os.path.realpath(path) for path in given.host_path),
         host_ports=shared.host_ports,
         private_networks=tuple(map(IPv4Network, shared.private_networks)),
+        heavy_limits=HeavyLimits.of_settings(given.heavy_work, given.heavy_work_per_team),
     )
     status = 0
     try:

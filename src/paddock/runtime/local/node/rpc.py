@@ -2,7 +2,8 @@
 
 A frame is u32 size, u32 number of descriptors, then msgpack. A request has an id, a method, a uid
 and a body; a reply repeats the id with a result or an error of `kit.errors`, by name. A watch gets
-many replies. Only root and the node's own user may connect (`SO_PEERCRED`).
+many replies. `cancel` repeats the id of a call whose caller no longer waits. Only root and the
+node's own user may connect (`SO_PEERCRED`).
 """
 
 import array
@@ -26,6 +27,7 @@ _MAX_FRAME = 64 << 20
 _MAX_FDS = 16
 _READ = 256 * 1024
 _MAX_UNSENT = 64 << 20
+CANCEL = "cancel"
 
 _ERRORS: dict[str, type[PaddockError]] = {
     kind.__name__: kind
@@ -216,6 +218,10 @@ class RpcClient:
         connection.send(_request(ident, method, uid, body))
         try:
             reply, fds = await future
+        except asyncio.CancelledError:
+            # What has not begun yet shall not run for nobody.
+            connection.send(_request(ident, CANCEL, uid, None))
+            raise
         finally:
             self._waiting.pop(ident, None)
         if reply.problem is not None:

@@ -61,9 +61,13 @@ class RpcServer:
         self,
         handlers: dict[str, Handler],
         spawn: Callable[[str, Any], None],
+        abandon: Callable[[asyncio.Task[Any]], object],
     ) -> None:
+        """`abandon` is called with the task of a request whose caller no longer waits."""
         self._handlers = handlers
         self._spawn = spawn
+        self._abandon = abandon
+        self._tasks: dict[tuple[RpcConnection, int], asyncio.Task[Any]] = {}
         self._watchers: set[tuple[RpcConnection, int]] = set()
         self._connections: set[RpcConnection] = set()
         self._listener: socket.socket | None = None
@@ -110,11 +114,16 @@ class RpcServer:
 
         def closed() -> None:
             if connection is not None:
-                self._connections.discard(connection)
-                self._watchers -= {w for w in self._watchers if w[0] is connection}
+                self._on_close(connection)
 
         connection = RpcConnection(sock, on_message=message, on_close=closed)
         self._connections.add(connection)
+
+    def _on_close(self, connection: RpcConnection) -> None:
+        self._connections.discard(connection)
+        self._watchers -= {w for w in self._watchers if w[0] is connection}
+        for task in [task for (owner, _), task in self._tasks.items() if owner is connection]:
+            self._abandon(task)
 
     def _on_message(self, connection: RpcConnection, data: bytes) -> None:
         try:
@@ -126,9 +135,21 @@ class RpcServer:
             self._watchers.add((connection, request.id))
             connection.send(RpcReply(id=request.id))
             return
+        if request.method == rpc.CANCEL:
+            if (task := self._tasks.get((connection, request.id))) is not None:
+                self._abandon(task)
+            return
         self._spawn(f"{request.method} {request.uid}", self._handle(connection, request))
 
     async def _handle(self, connection: RpcConnection, request: RpcRequest) -> None:
+        if (task := asyncio.current_task()) is not None:
+            self._tasks[connection, request.id] = task
+        try:
+            await self._reply(connection, request)
+        finally:
+            self._tasks.pop((connection, request.id), None)
+
+    async def _reply(self, connection: RpcConnection, request: RpcRequest) -> None:
         try:
             result = await self._dispatch(request)
         except PaddockError as problem:

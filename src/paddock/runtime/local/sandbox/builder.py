@@ -24,19 +24,22 @@ from paddock.kit.errors import (
 from paddock.runtime import host_paths
 from paddock.runtime.local.envd.envd_listener import ENVD_PARTS, PARTS_OF_RUNNING_INIT
 from paddock.runtime.local.envd.zygote import WaitingEnvd
+from paddock.runtime.local.identity.files import write_identity, write_new_identity
 from paddock.runtime.local.images import host
 from paddock.runtime.local.kernel import nproc_reserve, syscalls
 from paddock.runtime.local.kernel.pidfds import wait_for_exit
 from paddock.runtime.local.launch.protocol import Launch, MakeRoot
 from paddock.runtime.local.launch.skeleton import Skeleton
+from paddock.runtime.local.net.settings import Bandwidth
 from paddock.runtime.local.node import records
 from paddock.runtime.local.node.node_context import NodeContext
+from paddock.runtime.local.node.rate_support import check_rates
+from paddock.runtime.local.node.records import RecordPhase
 from paddock.runtime.local.node.slots import cgroup_name
-from paddock.runtime.local.sandbox.identity import write_identity
 from paddock.runtime.local.sandbox.sandbox import NodeSandbox
 from paddock.runtime.local.storage import SandboxDisk
 from paddock.runtime.local.views.views import Bind
-from paddock.runtime.port import Blueprint
+from paddock.runtime.port import Blueprint, Limits
 from paddock.wire.seqpacket import close_all
 
 _RESERVED_DIRECTORIES = frozenset({".paddock", "dev", "proc", "sys"})
@@ -101,6 +104,11 @@ class SandboxBuilder:
     def __init__(self, context: NodeContext) -> None:
         self._context = context
 
+    def validate(self, blueprint: Blueprint) -> None:
+        """Raise for a blueprint that no sandbox may have, or whose rates cannot be enforced."""
+        validate(blueprint, self._context.settings.host_paths)
+        check_rates(self._context, blueprint.limits)
+
     async def clone_skeleton(self) -> Skeleton:
         """Clone a skeleton into a new slot."""
         context = self._context
@@ -162,6 +170,8 @@ class SandboxBuilder:
         write_identity(
             disk.upper, hostname=hostname, ip=network.ip, resolv_conf=network.resolv_conf
         )
+        if sandbox.record.phase is RecordPhase.CREATING:
+            sandbox.generation = write_new_identity(disk.upper, sandbox.record.layers)
         return disk, network
 
     async def _create_disk(self, sandbox: NodeSandbox) -> SandboxDisk:
@@ -250,15 +260,14 @@ class SandboxBuilder:
         self, sandbox: NodeSandbox, pid: int, while_launching: Callable[[], None] | None
     ) -> None:
         if self._context.cgroups.is_usable:
-            self._context.cgroups.limit(sandbox.cgroup, sandbox.limits)
-            nproc_reserve.apply(pid, sandbox.limits.pids)
-            cpus = self._context.views.cpus(sandbox.cgroup, sandbox.limits)
-            os.sched_setaffinity(pid, cpus)
+            set_group_limits(self._context, sandbox, pid)
         if while_launching is not None:
             while_launching()
 
     async def reserve_network(self, sandbox: NodeSandbox) -> NetworkReservation:
         """Reserve a slot in the fabric, the previous one if it is free, and apply the policy."""
+        # Again: a stored sandbox may have been created on another kernel.
+        check_rates(self._context, sandbox.record.blueprint.limits)
         fabric = self._context.fabric
         if fabric is None:
             return NetworkReservation(None, None, None)
@@ -277,9 +286,17 @@ class SandboxBuilder:
             return
         netns = os.open(f"/proc/{pid}/ns/net", os.O_RDONLY | os.O_CLOEXEC)
         try:
-            await self._context.fabric.attach(sandbox.resource_name, netns)
+            await self._context.fabric.attach(
+                sandbox.resource_name, netns, bandwidth=bandwidth_of(sandbox.limits)
+            )
         finally:
             os.close(netns)
+
+    async def change_bandwidth(self, sandbox: NodeSandbox, pid: int, before: Limits) -> None:
+        """Change the rates of a link that was attached with other limits."""
+        bandwidth = bandwidth_of(sandbox.limits)
+        if bandwidth != bandwidth_of(before) and self._context.fabric is not None:
+            await self._context.fabric.set_bandwidth(sandbox.resource_name, pid, bandwidth)
 
     def root_request(self, sandbox: NodeSandbox, disk: str, views: Sequence[Bind]) -> MakeRoot:
         """Return the request to mount a sandbox's root, its mounts and its views."""
@@ -292,6 +309,20 @@ class SandboxBuilder:
             host_directories=tuple((mount.source, mount.read_only) for mount in blueprint.mounts),
             binds=tuple(path for path, _ in views),
         )
+
+
+def set_group_limits(context: NodeContext, sandbox: NodeSandbox, pid: int) -> None:
+    """Set the limits of a sandbox whose only process is `pid`."""
+    name, limits = sandbox.cgroup, sandbox.limits
+    context.cgroups.limit(name, limits)
+    context.cgroups.limit_io(name, limits)
+    nproc_reserve.apply(pid, limits.pids)
+    os.sched_setaffinity(pid, context.views.cpus(name, limits))
+
+
+def bandwidth_of(limits: Limits) -> Bandwidth:
+    """Return the limits of a sandbox's link."""
+    return Bandwidth(limits.ingress_bandwidth or 0, limits.egress_bandwidth or 0)
 
 
 async def kill_and_wait(pidfd: int) -> None:

@@ -88,6 +88,20 @@ class Commands:
         ended: asyncio.Future[int] = self._loop.create_future()
         record = await self._spawn(command, user=user, env=env, cwd=cwd, ended=ended)
         self._read_output(record, keep=False)
+        return await self._wait(record, ended, timeout)
+
+    async def run_program(self, path: str, *, env: Mapping[str, str], timeout: float) -> int:
+        """Run a program as root like `run`, without a shell; its output goes to the log."""
+        ended: asyncio.Future[int] = self._loop.create_future()
+        account = find_user(self._pid, "root")
+        record = await self._spawn_as(account, [path], env=env, cwd="/", ended=ended)
+        self._read_output(record)
+        return await self._wait(record, ended, timeout)
+
+    async def _wait(
+        self, record: ProcessRecord, ended: "asyncio.Future[int]", timeout: float
+    ) -> int:
+        """Wait for a command and return its exit status; kill it after `timeout` seconds."""
         try:
             async with asyncio.timeout(timeout):
                 return os.waitstatus_to_exitcode(await ended)
@@ -114,6 +128,19 @@ class Commands:
     ) -> ProcessRecord:
         account = find_user(self._pid, user)
         shell = find_sandbox_shell(self._pid)
+        return await self._spawn_as(
+            account, [shell, "-l", "-c", command], env=env, cwd=cwd, ended=ended
+        )
+
+    async def _spawn_as(
+        self,
+        account: SandboxUser,
+        argv: list[str],
+        *,
+        env: Mapping[str, str],
+        cwd: str | None,
+        ended: "asyncio.Future[int] | None",
+    ) -> ProcessRecord:
         self._last += 1
         if ended is not None:
             self._exits[self._last] = ended
@@ -121,7 +148,7 @@ class Commands:
         return await self._client.spawn(
             SpawnRequest(
                 id=self._last,
-                argv=[shell, "-l", "-c", command],
+                argv=argv,
                 env=own | dict(env),
                 cwd=cwd or account.home,
                 uid=account.uid,

@@ -5,14 +5,14 @@ the old copy is removed only when the new one is complete.
 """
 
 import asyncio
+import contextlib
 import logging
 import os
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
 
-import msgspec
-from msgspec import Struct, structs
+from msgspec import structs
 
 from paddock.kit import ids
 from paddock.kit.errors import (
@@ -30,16 +30,20 @@ from paddock.runtime.local.checkpoint import (
     RestoreMounts,
     StoredMemory,
     is_complete,
+    require_untraced,
 )
+from paddock.runtime.local.identity import clone_hooks
+from paddock.runtime.local.identity.files import write_identity, write_new_identity
 from paddock.runtime.local.kernel import nproc_reserve, pidfds
 from paddock.runtime.local.node import records
 from paddock.runtime.local.node.capabilities import NodeCapabilities
+from paddock.runtime.local.node.heavy_work import HeavyKind, team_of
 from paddock.runtime.local.node.node_context import unlock_workdir
 from paddock.runtime.local.node.records import RecordPhase, SandboxRecord
 from paddock.runtime.local.node.slots import cgroup_name
-from paddock.runtime.local.sandbox.builder import host_name, set_hostname, validate
+from paddock.runtime.local.sandbox.builder import host_name, set_hostname
+from paddock.runtime.local.sandbox.checkpoint_records import CheckpointRecord, CheckpointRecords
 from paddock.runtime.local.sandbox.freeze import SandboxFreezer
-from paddock.runtime.local.sandbox.identity import write_identity
 from paddock.runtime.local.sandbox.lifecycle import UP, SandboxLifecycle
 from paddock.runtime.local.sandbox.sandbox import NodeSandbox
 from paddock.runtime.local.views.views import new_boot_id
@@ -47,21 +51,7 @@ from paddock.runtime.port import Blueprint, Instance, InstanceState, StoredCheck
 
 log = logging.getLogger(__name__)
 
-_MAX_PARALLEL_FORKS = 4
 _KEPT = (*UP, InstanceState.HIBERNATED, InstanceState.STOPPED)
-
-
-class CheckpointRecord(Struct, frozen=True, kw_only=True):
-    """Metadata of a checkpoint, kept beside its files and memory."""
-
-    stored: StoredCheckpoint
-    layers: tuple[str, ...]
-    blueprint: Blueprint
-    is_started: bool
-
-
-# Created at import, not at first use: see docs/decisions/0080.
-_decoder = msgspec.json.Decoder(CheckpointRecord)
 
 
 class Hibernation:
@@ -75,7 +65,8 @@ class Hibernation:
         self._freezer = freezer
         self._capabilities = capabilities
         self._context = lifecycle.context
-        self._record_dir = self._context.settings.state / "checkpoints"
+        self._heavy = lifecycle.context.heavy_work
+        self._records = CheckpointRecords(self._context)
 
     # Pauses without processes
 
@@ -84,28 +75,38 @@ class Hibernation:
         checkpointer = await self._capabilities.checkpointer()
         async with self._lifecycle.lock(uid):
             sandbox = self._lifecycle.get(uid)
+            if sandbox.record.state is InstanceState.HIBERNATED:
+                return sandbox.instance()
+        async with self._turn(HeavyKind.DUMP, sandbox), self._lifecycle.lock(uid):
+            sandbox = self._lifecycle.get(uid)
             sandbox.expect(*UP, InstanceState.HIBERNATED, doing="hibernated")
             if sandbox.record.state is InstanceState.HIBERNATED:
                 return sandbox.instance()
+            self._ensure_room("hibernate", sandbox)
             before = sandbox.record.state
             pid, pidfd = self._init_pid(sandbox), os.dup(sandbox.pidfd or 0)
             sandbox.save(phase=RecordPhase.HIBERNATING)
-            sandbox.detach_init(kill=True)
             dump = Dump(
                 pid=pid,
                 images=self._context.storage.sandbox_memory(sandbox.resource_name),
                 leave_running=False,
                 group=self._context.cgroups.unified(sandbox.cgroup),
+                run_in=self._context.cgroups.dump_groups(sandbox.cgroup, sandbox.limits),
             )
             try:
                 if before is InstanceState.RUNNING:
                     # CRIU would freeze, too, but polls only every 100 ms.
                     await self._freezer.freeze_processes(sandbox)
-                await asyncio.to_thread(checkpointer.dump, dump)
+                await self._require_untraced(sandbox)
+                sandbox.detach_init(kill=True)
+                await self._heavy.run(checkpointer.dump, dump)
             except BaseException:
                 if before is InstanceState.RUNNING:
                     self._freezer.unfreeze_processes(sandbox)
-                self._lifecycle.attach_init(sandbox, pidfd)
+                if sandbox.pidfd is None:
+                    self._lifecycle.attach_init(sandbox, pidfd)
+                else:
+                    os.close(pidfd)
                 sandbox.save(state=before, phase=RecordPhase.SETTLED)
                 raise
             os.close(pidfd)
@@ -133,22 +134,28 @@ class Hibernation:
     async def restore(self, uid: str) -> Instance:
         """Restore a hibernated sandbox, or restart a stopped one."""
         async with self._lifecycle.lock(uid):
-            sandbox = self._lifecycle.get(uid)
-            sandbox.expect(*_KEPT, doing="restored")
-            if sandbox.record.state is InstanceState.FROZEN:
-                raise ConflictError(f"sandbox {uid} is frozen: thaw it instead of restoring it")
-            if sandbox.record.state is InstanceState.RUNNING:
-                return sandbox.instance()
-            if sandbox.record.state is InstanceState.STOPPED:
-                await self._lifecycle.relaunch(sandbox)
-            else:
-                memory = self._context.storage.sandbox_memory(sandbox.resource_name)
-                await self._restore_memory(sandbox, memory, keep_connections=True)
-                await self._context.run_in_thread(
-                    self._context.storage.drop_memory, sandbox.resource_name
-                )
-            log.info("sandbox restored", extra=fields(sandbox=uid))
+            if (sandbox := self._lifecycle.get(uid)).record.state is not InstanceState.HIBERNATED:
+                return await self._restore(uid)
+        async with self._turn(HeavyKind.RESTORE, sandbox), self._lifecycle.lock(uid):
+            return await self._restore(uid)
+
+    async def _restore(self, uid: str) -> Instance:
+        sandbox = self._lifecycle.get(uid)
+        sandbox.expect(*_KEPT, doing="restored")
+        if sandbox.record.state is InstanceState.FROZEN:
+            raise ConflictError(f"sandbox {uid} is frozen: thaw it instead of restoring it")
+        if sandbox.record.state is InstanceState.RUNNING:
             return sandbox.instance()
+        if sandbox.record.state is InstanceState.STOPPED:
+            await self._lifecycle.relaunch(sandbox)
+        else:
+            memory = self._context.storage.sandbox_memory(sandbox.resource_name)
+            await self._restore_memory(sandbox, memory, keep_connections=True)
+            await self._context.run_in_thread(
+                self._context.storage.drop_memory, sandbox.resource_name
+            )
+        log.info("sandbox restored", extra=fields(sandbox=uid))
+        return sandbox.instance()
 
     # Checkpoints
 
@@ -157,15 +164,22 @@ class Hibernation:
     ) -> StoredCheckpoint:
         """Store files, and memory if wanted, as a checkpoint; an existing id is returned."""
         records.check_uid(checkpoint_id)
-        if (known := self._read_record(checkpoint_id)) is not None:
+        if (known := self._records.read(checkpoint_id)) is not None:
             return known.stored
         checkpointer = await self._capabilities.checkpointer() if memory else None
-        async with self._lifecycle.lock(uid):
+        turn = self._turn(HeavyKind.DUMP, self._lifecycle.get(uid))
+        async with turn, self._lifecycle.lock(uid):
+            if (known := self._records.read(checkpoint_id)) is not None:
+                return known.stored
             sandbox = self._lifecycle.get(uid)
             wanted = _KEPT[:3] if memory else _KEPT
             sandbox.expect(*wanted, doing="stored with its memory" if memory else "stored")
+            if memory and sandbox.record.state in UP:
+                self._ensure_room("store the memory of", sandbox)
             await self._store(sandbox, checkpoint_id, checkpointer)
-            record = await self._write_record(sandbox, checkpoint_id, has_memory=memory)
+            record = await self._records.write(
+                sandbox, checkpoint_id, has_memory=memory, created_at=self._lifecycle.clock.now()
+            )
             is_up = sandbox.record.state in UP
         if is_up and not keep_running:
             await (self.hibernate(uid) if memory else self.stop(uid))
@@ -176,14 +190,12 @@ class Hibernation:
         checkpoint_id = f"fork-{ids.name_suffix(12)}"
         self._lifecycle.get(uid).expect(*UP, doing="forked")
         await self.snapshot(uid, checkpoint_id, memory=True, keep_running=True)
-        some = asyncio.Semaphore(_MAX_PARALLEL_FORKS)
 
         async def make(child: Blueprint) -> Instance | str:
-            async with some:
-                try:
-                    return await self.create(structs.replace(child, checkpoint_id=checkpoint_id))
-                except PaddockError as problem:
-                    return problem.message
+            try:
+                return await self.create(structs.replace(child, checkpoint_id=checkpoint_id))
+            except PaddockError as problem:
+                return problem.message
 
         try:
             return tuple(await asyncio.gather(*(make(child) for child in children)))
@@ -194,11 +206,16 @@ class Hibernation:
         """Create a sandbox from an image or a checkpoint."""
         if blueprint.checkpoint_id is None:
             return await self._lifecycle.create(blueprint)
-        validate(blueprint, self._context.settings.host_paths)
+        self._lifecycle.builder.validate(blueprint)
         async with self._lifecycle.lock(blueprint.uid):
             if (there := self._lifecycle.by_uid.get(blueprint.uid)) is not None:
                 return there.instance()
-            stored = self._read_record(blueprint.checkpoint_id)
+        team = team_of(blueprint.agent, blueprint.namespace)
+        turn = self._heavy.turn(HeavyKind.FORK, team, blueprint.uid)
+        async with turn, self._lifecycle.lock(blueprint.uid):
+            if (there := self._lifecycle.by_uid.get(blueprint.uid)) is not None:
+                return there.instance()
+            stored = self._records.read(blueprint.checkpoint_id)
             if stored is None:
                 raise NotFoundError(f"checkpoint {blueprint.checkpoint_id} is not on this node")
             sandbox = await self._create_from_checkpoint(blueprint, stored)
@@ -211,14 +228,14 @@ class Hibernation:
     async def checkpoints(self) -> tuple[StoredCheckpoint, ...]:
         """List the checkpoints of this node."""
         names = await self._context.run_in_thread(self._context.storage.checkpoints)
-        found = (self._read_record(name) for name in names)
+        found = (self._records.read(name) for name in names)
         return tuple(record.stored for record in found if record is not None)
 
     async def delete_checkpoint(self, checkpoint_id: str) -> None:
         """Delete a checkpoint; an unknown id is no error."""
         records.check_uid(checkpoint_id)
         # The record first: without it the checkpoint does not exist.
-        self._record_path(checkpoint_id).unlink(missing_ok=True)
+        self._records.remove(checkpoint_id)
         await self._context.run_in_thread(self._context.storage.delete_checkpoint, checkpoint_id)
 
     async def delete_all_checkpoints(self) -> None:
@@ -227,6 +244,12 @@ class Hibernation:
             await self.delete_checkpoint(stored.id)
 
     # Steps
+
+    def _turn(
+        self, kind: HeavyKind, sandbox: NodeSandbox
+    ) -> contextlib.AbstractAsyncContextManager[None]:
+        team = team_of(sandbox.record.agent, sandbox.record.blueprint.namespace)
+        return self._heavy.turn(kind, team, sandbox.uid)
 
     async def _store(
         self, sandbox: NodeSandbox, checkpoint_id: str, checkpointer: Checkpointer | None
@@ -252,17 +275,24 @@ class Hibernation:
             if checkpointer is None:
                 await self._context.run_in_thread(storage.snapshot, name, checkpoint_id)
                 return
+            await self._require_untraced(sandbox)
             dump = Dump(
                 pid=self._init_pid(sandbox),
                 images=storage.checkpoint_memory(checkpoint_id),
                 leave_running=True,
                 group=self._context.cgroups.unified(sandbox.cgroup),
+                run_in=self._context.cgroups.dump_groups(sandbox.cgroup, sandbox.limits),
                 while_frozen=lambda: storage.snapshot(name, checkpoint_id),
             )
-            await asyncio.to_thread(checkpointer.dump, dump)
+            await self._heavy.run(checkpointer.dump, dump)
         finally:
             if is_running and has_groups:
                 self._freezer.unfreeze_processes(sandbox)
+
+    async def _require_untraced(self, sandbox: NodeSandbox) -> None:
+        """Raise if CRIU cannot attach to a thread. All are frozen, so it stays as it is."""
+        threads = self._context.cgroups.threads(sandbox.cgroup)
+        await asyncio.to_thread(require_untraced, sandbox.uid, threads)
 
     async def _create_from_checkpoint(
         self, blueprint: Blueprint, stored: CheckpointRecord
@@ -301,6 +331,8 @@ class Hibernation:
                 await self._restore_memory(sandbox, memory, keep_connections=False)
             else:
                 await self._lifecycle.relaunch(sandbox)
+            await clone_hooks.run(sandbox, self._context.settings.clone_hook_seconds)
+            sandbox.save(phase=RecordPhase.SETTLED)
         except BaseException:
             await asyncio.shield(self._lifecycle.erase(sandbox))
             raise
@@ -328,7 +360,9 @@ class Hibernation:
             context.cgroups.create(name)
             context.cgroups.limit(name, sandbox.limits)
             restore = self._restore_request(sandbox, memory, keep_connections=keep_connections)
-            restored = await asyncio.to_thread(checkpointer.restore, restore)
+            restored = await self._heavy.run(checkpointer.restore, restore)
+            # Not before: CRIU runs in the same group, and as few restores as there are cores.
+            context.cgroups.limit_io(name, sandbox.limits)
             # After the restore, which sets the stored host name.
             name_now = host_name(sandbox.record.blueprint)
             await asyncio.to_thread(set_hostname, restored.pid, name_now)
@@ -336,7 +370,8 @@ class Hibernation:
             self._lifecycle.attach_init(sandbox, restored.pidfd)
             sandbox.save(
                 state=InstanceState.RUNNING,
-                phase=RecordPhase.SETTLED,
+                # The creation of a clone ends with its hooks.
+                phase=RecordPhase.CREATING if sandbox.is_new_clone else RecordPhase.SETTLED,
                 init=records.identify(restored.pid),
                 incarnation=before.incarnation + 1,
                 started_at=self._lifecycle.clock.now(),
@@ -396,6 +431,8 @@ class Hibernation:
         write_identity(
             disk.upper, hostname=hostname, ip=network.ip, resolv_conf=network.resolv_conf
         )
+        if sandbox.is_new_clone:
+            sandbox.generation = write_new_identity(disk.upper, record.layers)
         views = context.views.restore_binds(sandbox.cgroup, sandbox.limits, record.boot_id, sizes)
         devices = context.devices.create(sandbox.cgroup)
         request = structs.replace(
@@ -421,48 +458,20 @@ class Hibernation:
             is_started=is_started,
         )
 
+    def _ensure_room(self, doing: str, sandbox: NodeSandbox) -> None:
+        """Raise `DiskFullError` if the memory of a sandbox does not fit beside the reserve."""
+        usage = self._context.cgroups.usage(sandbox.cgroup)
+        # Shared memory is part of the cache, and memory of a frozen sandbox may be in swap: an
+        # upper bound, because a dump that fills the disk may damage the image of all sandboxes.
+        needed = usage.memory_bytes + usage.cache_bytes
+        if sandbox.record.state is InstanceState.FROZEN:
+            needed = max(needed, sandbox.limits.memory_bytes or 0)
+        self._context.storage.reserve.ensure_room(f"{doing} sandbox {sandbox.uid}", needed)
+
     def _init_pid(self, sandbox: NodeSandbox) -> int:
         if sandbox.record.init is None:
             raise ConflictError(f"sandbox {sandbox.uid} is not running")
         return sandbox.record.init.pid
-
-    # Checkpoint records
-
-    def _record_path(self, checkpoint_id: str) -> Path:
-        return self._record_dir / f"{checkpoint_id}.json"
-
-    async def _write_record(
-        self, sandbox: NodeSandbox, checkpoint_id: str, *, has_memory: bool
-    ) -> CheckpointRecord:
-        size = await self._context.run_in_thread(
-            self._context.storage.checkpoint_bytes, checkpoint_id
-        )
-        record = CheckpointRecord(
-            stored=StoredCheckpoint(
-                id=checkpoint_id,
-                source_uid=sandbox.uid,
-                has_memory=has_memory,
-                size_bytes=size,
-                created_at=self._lifecycle.clock.now(),
-                image=sandbox.record.blueprint.image,
-            ),
-            layers=sandbox.record.layers,
-            blueprint=sandbox.record.blueprint,
-            is_started=sandbox.record.is_started,
-        )
-        self._record_dir.mkdir(mode=0o700, exist_ok=True)
-        temporary = self._record_dir / f".{checkpoint_id}.tmp"
-        temporary.write_bytes(msgspec.json.encode(record))
-        temporary.replace(self._record_path(checkpoint_id))
-        return record
-
-    def _read_record(self, checkpoint_id: str) -> CheckpointRecord | None:
-        try:
-            data = self._record_path(checkpoint_id).read_bytes()
-        except FileNotFoundError:
-            return None
-        record = _decoder.decode(data)
-        return record if self._context.storage.has_checkpoint(checkpoint_id) else None
 
 
 def _link_tree(source: Path, target: Path) -> None:

@@ -23,8 +23,8 @@ from paddock.kit.logs import fields
 from paddock.runtime.local.envd import envd_client
 from paddock.runtime.local.envd.envd_listener import EnvdListener
 from paddock.runtime.local.envd.zygote import WaitingEnvd
+from paddock.runtime.local.identity.files import rewrite_identity
 from paddock.runtime.local.images import host
-from paddock.runtime.local.kernel import nproc_reserve
 from paddock.runtime.local.launch.skeleton import Skeleton
 from paddock.runtime.local.node import records
 from paddock.runtime.local.node.node_context import NodeContext, unlock_workdir
@@ -35,10 +35,9 @@ from paddock.runtime.local.sandbox.builder import (
     host_name,
     kill_and_wait,
     remove_cgroups,
+    set_group_limits,
     set_hostname,
-    validate,
 )
-from paddock.runtime.local.sandbox.identity import rewrite_identity
 from paddock.runtime.local.sandbox.image_check import check_image
 from paddock.runtime.local.sandbox.oom_monitor import OomMonitor
 from paddock.runtime.local.sandbox.readiness import wait_until_ready
@@ -116,7 +115,7 @@ class SandboxLifecycle:
 
     async def create(self, blueprint: Blueprint) -> Instance:
         """Create a sandbox from an image, or return the existing one."""
-        validate(blueprint, self.context.settings.host_paths)
+        self.builder.validate(blueprint)
         async with self.lock(blueprint.uid):
             if (there := self.by_uid.get(blueprint.uid)) is not None:
                 return there.instance()
@@ -195,16 +194,14 @@ class SandboxLifecycle:
         """Apply the limits, egress policy and host name in which the two sandboxes differ."""
         before, context = warm.sandbox, self.context
         if sandbox.limits != before.limits and context.cgroups.is_usable:
-            context.cgroups.limit(sandbox.cgroup, sandbox.limits)
-            nproc_reserve.apply(warm.init.pid, sandbox.limits.pids)
+            set_group_limits(context, sandbox, warm.init.pid)
             context.views.limit(sandbox.cgroup, sandbox.limits)
-            cpus = context.views.cpus(sandbox.cgroup, sandbox.limits)
-            os.sched_setaffinity(warm.init.pid, cpus)  # it has no other process yet
         if sandbox.limits.disk_bytes != before.limits.disk_bytes:
             limit = sandbox.limits.disk_bytes or 0
             await context.run_in_thread(context.storage.limit, sandbox.resource_name, limit)
         if sandbox.record.egress != before.record.egress and context.fabric is not None:
             await context.fabric.set_policy(sandbox.resource_name, sandbox.record.egress)
+        await self.builder.change_bandwidth(sandbox, warm.init.pid, before.limits)
         hostname = host_name(sandbox.record.blueprint)
         set_hostname(warm.init.pid, hostname)
         rewrite_identity(warm.build.upper, hostname=hostname, ip=warm.build.ip)
@@ -313,7 +310,8 @@ class SandboxLifecycle:
         self.attach_init(sandbox, os.dup(skeleton.pidfd), waiting_envd=made.waiting_envd)
         sandbox.save(
             state=InstanceState.RUNNING,
-            phase=RecordPhase.SETTLED,
+            # The creation of a clone ends with its hooks.
+            phase=RecordPhase.CREATING if sandbox.is_new_clone else RecordPhase.SETTLED,
             envd=made.waiting_envd.process if made.waiting_envd else None,
             ip=made.ip,
             started_at=self.clock.now(),

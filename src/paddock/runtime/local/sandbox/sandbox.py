@@ -17,12 +17,13 @@ from paddock.envd.process.init_client import take_channel
 from paddock.kit.clock import Clock
 from paddock.kit.errors import ConflictError
 from paddock.kit.logs import fields
-from paddock.runtime import outbound
+from paddock.runtime import outbound, rates
 from paddock.runtime.local.envd.envd_listener import EnvdListener
 from paddock.runtime.local.envd.zygote import WaitingEnvd
 from paddock.runtime.local.net.settings import HOST_NAME
 from paddock.runtime.local.node import records
 from paddock.runtime.local.node.node_context import NodeContext
+from paddock.runtime.local.node.rate_support import limits_note
 from paddock.runtime.local.node.records import RecordPhase, SandboxRecord
 from paddock.runtime.local.node.slots import cgroup_name
 from paddock.runtime.local.sandbox.commands import Commands
@@ -59,6 +60,10 @@ class NodeSandbox:
         self.cpu_sample: tuple[float, float] | None = None
         self.kill_reason: str | None = None
         """Why the node has killed it, until its end is recorded."""
+        self.generation = ""
+        """The generation that was written while it was created; empty after a recovery."""
+        self._measured_bytes: int | None = None
+        self._limits: tuple[Limits, Limits] | None = None
         self._commands: Commands | None = None
         self._spawn = spawn
         self._stop_watching_init: Callable[[], None] | None = None
@@ -78,17 +83,18 @@ class NodeSandbox:
         return cgroup_name(self.record.slot)
 
     @property
+    def is_new_clone(self) -> bool:
+        """Whether it is being created from a checkpoint."""
+        record = self.record
+        return record.phase is RecordPhase.CREATING and record.blueprint.checkpoint_id is not None
+
+    @property
     def limits(self) -> Limits:
         """Its limits, with the node's defaults where none is set."""
-        requested, default = self.record.blueprint.limits, self.context.settings.default_limits
-        return Limits(
-            cpu_millis=default.cpu_millis if requested.cpu_millis is None else requested.cpu_millis,
-            memory_bytes=default.memory_bytes
-            if requested.memory_bytes is None
-            else requested.memory_bytes,
-            disk_bytes=default.disk_bytes if requested.disk_bytes is None else requested.disk_bytes,
-            pids=default.pids if requested.pids is None else requested.pids,
-        )
+        requested = self.record.blueprint.limits
+        if self._limits is None or self._limits[0] is not requested:
+            self._limits = (requested, _complete(requested, self.context.settings.default_limits))
+        return self._limits[1]
 
     def instance(self) -> Instance:
         """Return its current state for callers of the runtime."""
@@ -109,13 +115,24 @@ class NodeSandbox:
             image=record.blueprint.image,
             node_name=self.context.settings.node_name,
             incarnation=record.incarnation,
+            stored_bytes=self._stored_bytes(),
+            limits_note=limits_note(self.context, record.blueprint.limits),
         )
+
+    def _stored_bytes(self) -> int:
+        """Return the size of its stored memory; it is measured once per hibernation."""
+        if self.record.state is not InstanceState.HIBERNATED:
+            return 0
+        if self._measured_bytes is None:
+            self._measured_bytes = self.context.storage.stored_memory_bytes(self.resource_name)
+        return self._measured_bytes
 
     def save(self, **changes: Any) -> None:
         """Change the record: first on disk, then in memory."""
         record = structs.replace(self.record, **changes)
         self.context.directories.write(record)
         self.record = record
+        self._measured_bytes = None
 
     def save_if_possible(self, **changes: Any) -> None:
         """Change the record in memory even if writing it fails, for example on a full disk.
@@ -284,6 +301,19 @@ class NodeSandbox:
     def _save_envd(self, process: records.RecordedProcess | None) -> None:
         if self.record.phase is not RecordPhase.DESTROYING and self.record.envd != process:
             self.save(envd=process)
+
+
+def _complete(requested: Limits, default: Limits) -> Limits:
+    """Return limits with the defaults of a node, whose rates are also a ceiling."""
+    found = Limits(
+        cpu_millis=default.cpu_millis if requested.cpu_millis is None else requested.cpu_millis,
+        memory_bytes=default.memory_bytes
+        if requested.memory_bytes is None
+        else requested.memory_bytes,
+        disk_bytes=default.disk_bytes if requested.disk_bytes is None else requested.disk_bytes,
+        pids=default.pids if requested.pids is None else requested.pids,
+    )
+    return rates.capped(rates.with_rates(found, requested), default)
 
 
 def envd_settings(

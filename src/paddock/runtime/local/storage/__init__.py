@@ -20,6 +20,7 @@ wrote it.
 """
 
 from paddock.runtime.local.storage.backend import Space, StorageCapabilities
+from paddock.runtime.local.storage.reserve import DiskReserve, DiskStatus
 from paddock.runtime.local.storage.select_backend import (
     btrfs_image_unavailable_reason,
     open_storage,
@@ -27,6 +28,8 @@ from paddock.runtime.local.storage.select_backend import (
 from paddock.runtime.local.storage.storage import SandboxDisk, Storage
 
 __all__ = [
+    "DiskReserve",
+    "DiskStatus",
     "SandboxDisk",
     "Space",
     "Storage",

@@ -10,7 +10,7 @@ from typing import Protocol
 
 from msgspec import Struct
 
-from paddock.kit.errors import PaddockError, UnavailableError
+from paddock.kit.errors import DiskFullError, PaddockError, UnavailableError
 
 
 class StorageCapabilities(Struct, frozen=True, kw_only=True):
@@ -77,6 +77,10 @@ class Backend(Protocol):
         """Return the size of the file system."""
         ...
 
+    def fit_to_disk(self) -> None:
+        """Let sandboxes write no more than the disk has; called at intervals."""
+        ...
+
     def detach(self) -> None:
         """Undo the mounts of opening; all data is kept."""
         ...
@@ -85,7 +89,7 @@ class Backend(Protocol):
 def storage_error(error: OSError, what: str) -> PaddockError:
     """Convert an error of the file system to one with a hint."""
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return UnavailableError(
+        return DiskFullError(
             f"{what}: no space left on the disk",
             hint="delete sandboxes, checkpoints or images, or enlarge the disk",
         )

@@ -127,6 +127,11 @@ class BtrfsBackend:
                     dropped += 1
         return dropped
 
+    def fit_to_disk(self) -> None:
+        """Keep the image from promising more than the disk below it has."""
+        if self._image is not None:
+            self._image.fit_to_disk()
+
     def detach(self) -> None:
         """Unmount the image, if there is one."""
         if self._image is not None:

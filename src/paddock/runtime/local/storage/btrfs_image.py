@@ -4,6 +4,7 @@ The image is created once below the state directory and mounted by the first nod
 processes find it mounted. It is mounted again after a reboot, and can grow while mounted.
 """
 
+import errno
 import fcntl
 import os
 import shutil
@@ -14,13 +15,17 @@ from msgspec import Struct
 
 from paddock.kit.errors import UnavailableError, UnsupportedError
 from paddock.runtime.local.storage import btrfs_ioctl
+from paddock.runtime.local.storage.reserve import DiskReserve
 
 MINIMUM_BYTES = 256 << 20
 _LOOP_SET_CAPACITY = 0x4C07
-_OPTIONS = "loop,noatime,nodev,nosuid,discard=async"
-_RESERVE_BYTES = 256 << 20
-"""Reserve on the disk below the image: a sparse file that cannot grow corrupts its file system."""
+_OPTIONS = "loop,noatime,nodev,nosuid,discard=async,metadata_ratio=8"
+"""`metadata_ratio`: a new file system has 8 MiB of metadata and gets more when needed, but data may
+have taken all chunks by then, and nothing can be created or deleted."""
 _LOW_WATER = 0.1
+_BALLOON = "balloon"
+_BALLOON_STEP_BYTES = 16 << 20
+"""The balloon changes by at least this much."""
 _ATTEMPTS = 5
 _GIB = 1 << 30
 
@@ -36,9 +41,10 @@ class BtrfsImageStatus(Struct, frozen=True, kw_only=True):
 class BtrfsImage:
     """The image file and its mount."""
 
-    def __init__(self, image: Path, mount_point: Path) -> None:
+    def __init__(self, image: Path, mount_point: Path, reserve: DiskReserve | None = None) -> None:
         self._image = image
         self._mount_point = mount_point
+        self._reserve = reserve or DiskReserve(image.parent)
 
     @property
     def mount_point(self) -> Path:
@@ -71,20 +77,63 @@ class BtrfsImage:
 
     def disk_free_bytes(self) -> int:
         """Free bytes of the disk below the image, less the reserve."""
-        stat = os.statvfs(self._image.parent)
-        return max(0, stat.f_bavail * stat.f_frsize - _RESERVE_BYTES)
+        disk = self._reserve.status()
+        return max(0, disk.free_bytes - disk.reserve_bytes)
 
     def ensure_room(self) -> None:
-        """Grow the image if it is nearly full. Raises `UnavailableError` if the disk is full."""
-        if self.disk_free_bytes() <= 0:
-            raise UnavailableError(
-                f"the disk that holds {self._image} is full",
-                hint="delete sandboxes, checkpoints or images, or enlarge the disk",
-            )
+        """Grow the image if it is nearly full and the disk has more."""
         stat = os.statvfs(self._mount_point)
         if stat.f_bavail < stat.f_blocks * _LOW_WATER:
-            size = self._image.stat().st_size
-            self.grow(size + min(size, self.disk_free_bytes()))
+            size, free = self._image.stat().st_size, stat.f_bavail * stat.f_frsize
+            more = self.disk_free_bytes() - free - self._balloon_bytes()
+            self.grow(size + min(size, max(0, more)))
+
+    def fit_to_disk(self) -> None:
+        """Let sandboxes write no more than the disk below has.
+
+        A sparse file that cannot grow returns input/output errors, which damage its file system.
+        So a balloon, a file of allocated but unwritten space, takes what the disk below could not
+        hold: it costs no space there, and sandboxes get `ENOSPC` in time. What they write makes
+        both file systems smaller by the same amount, so only other changes of the disk matter.
+        """
+        stat = os.statvfs(self._mount_point)
+        free, balloon = stat.f_bavail * stat.f_frsize, self._balloon_bytes()
+        wanted = max(0, free + balloon - self._reserve.writable_bytes())
+        if abs(wanted - balloon) < _BALLOON_STEP_BYTES and wanted:
+            return
+        if wanted == balloon:
+            return
+        fd = os.open(self._balloon, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            self._resize_balloon(fd, balloon, wanted)
+        finally:
+            os.close(fd)
+        # Free space is counted per transaction: the next call must not see the old one.
+        btrfs_ioctl.sync_tree(self._mount_point)
+
+    @staticmethod
+    def _resize_balloon(fd: int, balloon: int, wanted: int) -> None:
+        if wanted < balloon:
+            os.ftruncate(fd, wanted)
+            return
+        # In steps: one large call takes all chunks for data, and leaves none for metadata.
+        for start in range(balloon, wanted, _BALLOON_STEP_BYTES):
+            try:
+                os.posix_fallocate(fd, start, min(_BALLOON_STEP_BYTES, wanted - start))
+            except OSError as error:
+                if error.errno != errno.ENOSPC:
+                    raise
+                return  # sandboxes were faster: nothing is left to take
+
+    @property
+    def _balloon(self) -> Path:
+        return self._mount_point / _BALLOON
+
+    def _balloon_bytes(self) -> int:
+        try:
+            return self._balloon.stat().st_size
+        except FileNotFoundError:
+            return 0
 
     def grow(self, size_bytes: int) -> None:
         """Grow the image and the mounted file system; never shrink."""

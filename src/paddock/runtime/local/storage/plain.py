@@ -100,5 +100,8 @@ class PlainBackend:
             free_bytes=stat.f_bavail * stat.f_frsize,
         )
 
+    def fit_to_disk(self) -> None:
+        """Do nothing: there is no image."""
+
     def detach(self) -> None:
         """Do nothing: there is no mount."""

@@ -17,6 +17,7 @@ from paddock.runtime.local.storage.backend import Backend
 from paddock.runtime.local.storage.btrfs import BtrfsBackend
 from paddock.runtime.local.storage.btrfs_image import BtrfsImage
 from paddock.runtime.local.storage.plain import PlainBackend
+from paddock.runtime.local.storage.reserve import DiskReserve
 from paddock.runtime.local.storage.storage import Storage
 
 log = logging.getLogger(__name__)
@@ -26,13 +27,22 @@ MOUNT = "pool"
 AUTO, BTRFS, PLAIN = "auto", "btrfs", "plain"
 
 
-def open_storage(root: Path, *, backend: str = AUTO, image_bytes: int | None = None) -> Storage:
+def open_storage(
+    root: Path,
+    *,
+    backend: str = AUTO,
+    image_bytes: int | None = None,
+    reserve: DiskReserve | None = None,
+) -> Storage:
     """Open the storage below a directory; create it if missing."""
     root.mkdir(parents=True, exist_ok=True, mode=0o700)
-    return Storage(root, _choose(root, backend, image_bytes))
+    reserve = reserve or DiskReserve(root)
+    storage = Storage(root, _choose(root, backend, image_bytes, reserve), reserve)
+    storage.keep_reserve()
+    return storage
 
 
-def _choose(root: Path, wanted: str, image_bytes: int | None) -> Backend:
+def _choose(root: Path, wanted: str, image_bytes: int | None, reserve: DiskReserve) -> Backend:
     if wanted not in (AUTO, BTRFS, PLAIN):
         raise InvalidError(f"{wanted!r} is not a storage backend", hint="use auto, btrfs or plain")
     mount_point = root / MOUNT
@@ -45,7 +55,7 @@ def _choose(root: Path, wanted: str, image_bytes: int | None) -> Backend:
         return PlainBackend(mount_point)
     try:
         _require_root()
-        btrfs = BtrfsImage(image, mount_point)
+        btrfs = BtrfsImage(image, mount_point, reserve)
         btrfs.open(image_bytes)
     except PaddockError as error:
         if wanted == BTRFS or image.exists():

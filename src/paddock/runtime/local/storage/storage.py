@@ -22,6 +22,7 @@ from paddock.kit.errors import InvalidError, NotFoundError
 from paddock.runtime.local.storage import btrfs_ioctl
 from paddock.runtime.local.storage.backend import Backend, Space, StorageCapabilities
 from paddock.runtime.local.storage.btrfs import BtrfsBackend
+from paddock.runtime.local.storage.reserve import DiskReserve
 from paddock.runtime.local.storage.trash import Trash
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")
@@ -63,9 +64,11 @@ _decoder = msgspec.json.Decoder(_Record)
 class Storage:
     """Disks and checkpoints on one backend."""
 
-    def __init__(self, root: Path, backend: Backend) -> None:
+    def __init__(self, root: Path, backend: Backend, reserve: DiskReserve | None = None) -> None:
         self._root = root
         self._backend = backend
+        self.reserve = reserve or DiskReserve(root)
+        """The space to keep free on the disk."""
         for kind in _KINDS:
             for parent in (backend.root, root / "memory", root / "records"):
                 (parent / kind).mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -79,6 +82,11 @@ class Storage:
         return self._backend.name
 
     @property
+    def trees(self) -> Path:
+        """The directory that contains the files of all sandboxes."""
+        return self._backend.root
+
+    @property
     def capabilities(self) -> StorageCapabilities:
         return self._backend.capabilities
 
@@ -86,6 +94,7 @@ class Storage:
         """Create an empty disk, or return the existing one."""
         if (there := self.find(uid)) is not None:
             return there
+        self.reserve.ensure_room(f"create the disk of sandbox {uid}")
         path = self._tree(SANDBOXES, uid)
         self._discard(path)
         self._backend.create_tree(path)
@@ -99,6 +108,10 @@ class Storage:
         source = self._tree(CHECKPOINTS, checkpoint_id)
         if source_record is None:
             raise NotFoundError(f"there is no checkpoint {checkpoint_id}")
+        self.reserve.ensure_room(
+            f"create the disk of sandbox {uid} from a checkpoint",
+            self._copied_bytes(source_record.inherited_bytes),
+        )
         path = self._tree(SANDBOXES, uid)
         self._discard(path)
         self._backend.copy_tree(source, path)
@@ -111,9 +124,10 @@ class Storage:
             return
         record = self._require(uid)
         source, target = self._tree(SANDBOXES, uid), self._tree(CHECKPOINTS, checkpoint_id)
+        used = self._backend.used_bytes(source) + record.inherited_bytes
+        self.reserve.ensure_room(f"store the files of sandbox {uid}", self._copied_bytes(used))
         self._discard(target)
         self._backend.copy_tree(source, target)
-        used = self._backend.used_bytes(source) + record.inherited_bytes
         self._write(CHECKPOINTS, checkpoint_id, _Record(inherited_bytes=used))
 
     def flush(self, uid: str) -> None:
@@ -191,6 +205,15 @@ class Storage:
         """Return the size of the file system."""
         return self._backend.space()
 
+    def keep_reserve(self) -> None:
+        """Report whether the reserve is reached, and let sandboxes write no more than there is."""
+        self.reserve.report()
+        self._backend.fit_to_disk()
+
+    def stored_memory_bytes(self, uid: str) -> int:
+        """Return the size of the memory of a hibernated disk."""
+        return _size(self.sandbox_memory(uid))
+
     def sweep(self) -> tuple[str, ...]:
         """Remove what a crash left incomplete; return the names."""
         found: list[str] = []
@@ -248,6 +271,10 @@ class Storage:
 
     def _shares_blocks(self) -> bool:
         return self._backend.capabilities.instant_snapshots
+
+    def _copied_bytes(self, used: int) -> int:
+        """Return the space that a copy of a tree takes at once."""
+        return 0 if self._shares_blocks() else used
 
     def _require(self, uid: str) -> _Record:
         record = self._read(SANDBOXES, uid)

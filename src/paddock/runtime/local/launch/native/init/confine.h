@@ -42,7 +42,7 @@ static const short allowed_calls[] = {
     A(inotify_init1) A(inotify_add_watch) A(inotify_rm_watch) A(memfd_create) A(name_to_handle_at)
     /* memory */
     A(mmap) A(munmap) A(mprotect) A(mremap) A(brk) A(madvise) A(mincore) A(msync) A(mlock) A(mlock2) A(munlock) A(mlockall)
-    A(munlockall) A(get_mempolicy) A(set_mempolicy) A(mbind) A(membarrier) A(pkey_alloc) A(pkey_free) A(pkey_mprotect)
+    A(munlockall) A(get_mempolicy) A(membarrier) A(pkey_alloc) A(pkey_free) A(pkey_mprotect)
     A(process_madvise) A(remap_file_pages)
     /* processes */
     A(clone) A(execve) A(execveat) A(exit) A(exit_group) A(wait4) A(waitid) A(getpid) A(getppid) A(gettid) A(getpgid) A(setpgid)
@@ -67,8 +67,7 @@ static const short allowed_calls[] = {
     /* facts of the machine */
     A(uname) A(sysinfo) A(getrandom)
     /* Newer than the headers of many machines, but used by C libraries of images; the same numbers everywhere: */
-    441 /* epoll_pwait2 */, 447 /* memfd_secret */, 448 /* process_mrelease */, 449 /* futex_waitv */,
-    450 /* set_mempolicy_home_node */, 451 /* cachestat */, 452 /* fchmodat2 */, 453 /* map_shadow_stack */,
+    441 /* epoll_pwait2 */, 448 /* process_mrelease */, 449 /* futex_waitv */, 451 /* cachestat */, 452 /* fchmodat2 */, 453 /* map_shadow_stack */,
     454 /* futex_wake */, 455 /* futex_wait */, 456 /* futex_requeue */, 462 /* mseal */, 463 /* setxattrat */,
     464 /* getxattrat */, 465 /* listxattrat */, 466 /* removexattrat */,
 #ifdef __NR_renameat
@@ -85,12 +84,37 @@ static const short allowed_calls[] = {
 
 /*
  * Calls that fail as on a kernel without them. Pending requests of asynchronous I/O are charged to no cgroup, and
- * all sandboxes of a machine share one count of them. The same holds for the bytes of POSIX message queues.
+ * all sandboxes of a machine share one count of them. The same holds for the bytes of POSIX message queues. CRIU cannot
+ * store secret memory. Memory policies (mbind, set_mempolicy) are charged to no cgroup and outlive their mapping in a file
+ * of memory; they are not in the list of allowed calls, so they fail with EPERM, as in other containers.
  */
 static const short absent_calls[] = {
     __NR_io_setup, __NR_io_destroy, __NR_io_submit, __NR_io_cancel, __NR_io_getevents, __NR_io_pgetevents,
     __NR_mq_open, __NR_mq_unlink, __NR_mq_timedsend, __NR_mq_timedreceive, __NR_mq_notify, __NR_mq_getsetattr,
+    447 /* memfd_secret */,
 };
+
+/*
+ * Options of sockets that fail as on a kernel without them.
+ * - A TCP socket stays a TCP socket (TCP_ULP makes SMC, ESP or TLS of it, in the kernel), a UDP socket no end of a tunnel.
+ * - Packet filters are compiled, and all of a machine share one amount of memory for that; when it is used up, no
+ *   sandbox can start. All of a machine share the number of flow labels, too.
+ * - The others are memory that is charged to no cgroup: up to 128 KiB of keys or extension headers per socket, and copies
+ *   of sent data that wait for the reader of their time stamps or notifications.
+ */
+static const struct { unsigned short level, name; } refused_options[] = {
+    { IPPROTO_TCP, 31 /* TCP_ULP */ }, { IPPROTO_TCP, 14 /* TCP_MD5SIG */ }, { IPPROTO_TCP, 32 /* TCP_MD5SIG_EXT */ },
+    { IPPROTO_TCP, 38 /* TCP_AO_ADD_KEY */ }, { IPPROTO_UDP, 100 /* UDP_ENCAP */ },
+    { SOL_SOCKET, SO_ATTACH_FILTER }, { SOL_SOCKET, SO_ATTACH_BPF }, { SOL_SOCKET, SO_ATTACH_REUSEPORT_CBPF },
+    { SOL_SOCKET, SO_ATTACH_REUSEPORT_EBPF }, { SOL_SOCKET, 37 /* SO_TIMESTAMPING_OLD */ },
+    { SOL_SOCKET, 65 /* SO_TIMESTAMPING_NEW */ }, { SOL_SOCKET, 60 /* SO_ZEROCOPY */ },
+    { IPPROTO_IPV6, 3 /* IPV6_2292HOPOPTS */ }, { IPPROTO_IPV6, 4 /* IPV6_2292DSTOPTS */ },
+    { IPPROTO_IPV6, 5 /* IPV6_2292RTHDR */ }, { IPPROTO_IPV6, 6 /* IPV6_2292PKTOPTIONS */ },
+    { IPPROTO_IPV6, 32 /* IPV6_FLOWLABEL_MGR */ }, { IPPROTO_IPV6, 54 /* IPV6_HOPOPTS */ },
+    { IPPROTO_IPV6, 55 /* IPV6_RTHDRDSTOPTS */ }, { IPPROTO_IPV6, 57 /* IPV6_RTHDR */ },
+    { IPPROTO_IPV6, 59 /* IPV6_DSTOPTS */ },
+};
+enum { REFUSED_OPTIONS = sizeof refused_options / sizeof *refused_options };
 
 /* Capabilities that root inside keeps: none for mounts, devices, networks or tracing others. */
 static const unsigned char kept_capabilities[] = {
@@ -173,25 +197,22 @@ static int install_filter(void) {
     RET(SECCOMP_RET_ERRNO | EPROTONOSUPPORT);
     RET(SECCOMP_RET_ERRNO | ESOCKTNOSUPPORT);
     RET(SECCOMP_RET_ALLOW);
-    /* setsockopt: a TCP socket stays a TCP socket (TCP_ULP makes SMC, ESP or TLS of it, in the kernel), a UDP socket no
-       end of a tunnel (UDP_ENCAP). No packet filters: they are compiled, and all of a machine share one amount of memory
-       for that; when it is used up, no sandbox can start. */
-    J(BPF_JMP | BPF_JEQ | BPF_K, __NR_setsockopt, 0, 15);
-    S(BPF_LD | BPF_W | BPF_ABS, second);
-    J(BPF_JMP | BPF_JEQ | BPF_K, IPPROTO_TCP, 0, 2);
-    S(BPF_LD | BPF_W | BPF_ABS, third);
-    J(BPF_JMP | BPF_JEQ | BPF_K, 31 /* TCP_ULP */, 9, 10);
-    J(BPF_JMP | BPF_JEQ | BPF_K, IPPROTO_UDP, 0, 2);
-    S(BPF_LD | BPF_W | BPF_ABS, third);
-    J(BPF_JMP | BPF_JEQ | BPF_K, 100 /* UDP_ENCAP */, 6, 7);
-    J(BPF_JMP | BPF_JEQ | BPF_K, SOL_SOCKET, 0, 6);
-    S(BPF_LD | BPF_W | BPF_ABS, third);
-    J(BPF_JMP | BPF_JEQ | BPF_K, SO_ATTACH_FILTER, 3, 0);
-    J(BPF_JMP | BPF_JEQ | BPF_K, SO_ATTACH_BPF, 2, 0);
-    J(BPF_JMP | BPF_JEQ | BPF_K, SO_ATTACH_REUSEPORT_CBPF, 1, 0);
-    J(BPF_JMP | BPF_JEQ | BPF_K, SO_ATTACH_REUSEPORT_EBPF, 0, 1);
-    RET(SECCOMP_RET_ERRNO | ENOPROTOOPT);
+    J(BPF_JMP | BPF_JEQ | BPF_K, __NR_setsockopt, 0, 5 * REFUSED_OPTIONS + 1);
+    for (size_t i = 0; i < REFUSED_OPTIONS; i++) {
+        S(BPF_LD | BPF_W | BPF_ABS, second);
+        J(BPF_JMP | BPF_JEQ | BPF_K, refused_options[i].level, 0, 3);
+        S(BPF_LD | BPF_W | BPF_ABS, third);
+        J(BPF_JMP | BPF_JEQ | BPF_K, refused_options[i].name, 0, 1);
+        RET(SECCOMP_RET_ERRNO | ENOPROTOOPT);
+    }
     RET(SECCOMP_RET_ALLOW);
+    /* Names of mappings are charged to no cgroup. A kernel without them fails in the same way. */
+    J(BPF_JMP | BPF_JEQ | BPF_K, __NR_prctl, 0, 4);
+    S(BPF_LD | BPF_W | BPF_ABS, low);
+    J(BPF_JMP | BPF_JEQ | BPF_K, 0x53564d41 /* PR_SET_VMA */, 0, 1);
+    RET(SECCOMP_RET_ERRNO | EINVAL);
+    RET(SECCOMP_RET_ALLOW);
+    ok[__NR_prctl] = 0;
     /* Init has the same user as root inside, who could therefore end or stall it by a limit of its CPU time, by its
        priority or by its CPUs. PRIO_USER and IOPRIO_WHO_USER of the own user (0) include init if that is root. */
     static const short by_pid[] = {

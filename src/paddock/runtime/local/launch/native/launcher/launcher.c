@@ -350,6 +350,14 @@ static int assemble(const struct mounts *m) {
     }
     if (move_to(m->proc, "proc") || move_to(m->sys, "sys") || move_to(m->pts, "dev/pts") || move_to(m->shm, "dev/shm"))
         return failed("attaching file systems");
+    /* A message can request time stamps of sent data, and copies of it then wait for a reader, charged to no cgroup;
+     * a filter of system calls cannot see that. Older kernels have this setting only for the whole machine. */
+    int copies = open("proc/sys/net/core/tstamp_allow_data", O_WRONLY | O_CLOEXEC);
+    if (copies >= 0) {
+        ssize_t written = write(copies, "0", 1);
+        close(copies);
+        if (written != 1) return failed("refusing copies of sent data");
+    } else if (errno != ENOENT) return failed("refusing copies of sent data");
     if (mount("proc/sys", "proc/sys", NULL, MS_BIND, NULL) ||
         mount("", "proc/sys", NULL, MS_BIND | MS_REMOUNT | MS_RDONLY | quiet, NULL)) return failed("making /proc/sys read-only");
     for (int i = 0; i < binds.count; i++) {
@@ -660,12 +668,13 @@ static int serve(void) {
 }
 
 /* Run a program in cgroups and wait for its exit. It is cloned into the first, because moving there would wait for
- * all processors; its cgroup namespace is rooted there. */
+ * all processors; its cgroup namespace is rooted there. With "-" instead it stays in the caller's, and sees those of
+ * the machine. */
 static int run(char **argv) {
-    int pidfd, status, njoins = 1;
+    int pidfd, status, njoins = 1, stays = !strcmp(argv[0], "-");
     while (argv[njoins] && strcmp(argv[njoins], "--")) njoins++;
-    int group = argv[0] && argv[njoins] ? open(argv[0], O_RDONLY | O_DIRECTORY | O_CLOEXEC) : -1;
-    pid_t pid = group < 0 ? -1 : clone_into(0, group, &pidfd);
+    int group = argv[njoins] && !stays ? open(argv[0], O_RDONLY | O_DIRECTORY | O_CLOEXEC) : -1;
+    pid_t pid = group < 0 && !stays ? -1 : clone_into(0, group, &pidfd);
     if (pid == 0) {
         /* A signal that kills this process must also kill the program. */
         prctl(PR_SET_PDEATHSIG, SIGKILL);
@@ -674,7 +683,7 @@ static int run(char **argv) {
             snprintf(path, sizeof path, "%s/tasks", argv[i]);
             if (write_file(path, "0")) _exit(NO_GROUP);
         }
-        if (unshare(CLONE_NEWCGROUP)) _exit(NO_GROUP);
+        if (!stays && unshare(CLONE_NEWCGROUP)) _exit(NO_GROUP);
         execv(argv[njoins + 1], argv + njoins + 1);
         _exit(127);
     }

@@ -5,11 +5,13 @@ from pathlib import Path
 import click
 
 from paddock.cli.context import with_target
+from paddock.cli.image import pull
 from paddock.cli.output import Output, notes
 from paddock.cli.target import CliTarget
 from paddock.kit.errors import NotFoundError
 from paddock.runtime.local.images.limits import ImageLimits
 from paddock.runtime.local.images.store import ImageStore
+from paddock.runtime.local.storage.reserve import DiskReserve
 
 
 def _store(target: CliTarget) -> ImageStore:
@@ -20,12 +22,13 @@ def _store(target: CliTarget) -> ImageStore:
         max_file_bytes=settings.image_max_file_bytes,
         max_ratio=settings.image_max_ratio,
     )
-    return ImageStore(settings.state / "node" / "images", limits=limits)
+    root = settings.state / "node" / "images"
+    return ImageStore(root, limits=limits, reserve=DiskReserve(root, settings.disk_reserve_bytes))
 
 
 @click.group()
 def image() -> None:
-    """List, build, import and delete images of this machine."""
+    """List, build, pull, import and delete images of this host."""
 
 
 @image.command("ls")
@@ -62,6 +65,21 @@ def import_image(target: CliTarget, output: Output, source: Path, name: str | No
     with notes.status(f"importing {source}"):
         image = _store(target).add(source, name)
     output.done(f"imported {image.name}", {"name": image.name})
+
+
+@image.command("pull")
+@click.argument("reference")
+@with_target
+def pull_image(target: CliTarget, output: Output, reference: str) -> None:
+    """Pull an image from a registry, such as python:3.12.
+
+    Credentials are read from the file of the setting registry_config. A pull that was interrupted
+    continues with what it has downloaded.
+    """
+    pulled = pull.run(target.settings, _store(target), reference)
+    item = {"name": pulled.image.name, "digest": pulled.digest, "new": pulled.is_new}
+    verb = "pulled" if pulled.is_new else "already current:"
+    output.done(f"{verb} {pulled.image.name}@{pulled.digest}", item)
 
 
 @image.command("rm")

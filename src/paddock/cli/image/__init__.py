@@ -1,0 +1,1 @@
+"""`paddock image`: images of sandboxes on this machine."""

@@ -1,0 +1,1 @@
+"""`paddock keyring`: the secrets of the installation on this machine."""

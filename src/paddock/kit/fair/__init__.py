@@ -1,0 +1,1 @@
+"""Fair sharing between groups, such as teams: queues and slots."""

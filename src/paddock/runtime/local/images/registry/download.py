@@ -1,0 +1,175 @@
+"""Download blobs: resumable, verified by digest, each one by one process at a time.
+
+<directory>/<hex digest>        a complete blob
+<directory>/<hex digest>.part   the beginning of one; the next attempt continues it
+<directory>/<hex digest>.lock   held while it is downloaded
+"""
+
+import asyncio
+import contextlib
+import fcntl
+import hashlib
+import os
+import time
+from collections.abc import AsyncGenerator, Callable
+from pathlib import Path
+from typing import IO
+
+import aiohttp
+
+from paddock.kit.errors import InvalidError, UnavailableError
+from paddock.runtime.local.images.registry.client import RegistryClient
+from paddock.runtime.local.images.registry.manifests import Descriptor
+
+_CHUNK = 1 << 20
+_ATTEMPTS = 5
+"""Attempts in a row without a single new byte."""
+_BACKOFF_SECONDS = (0.2, 1.0, 3.0, 10.0)
+_LOCK_POLL_SECONDS = 0.05
+_KEPT_SECONDS = 24 * 3600
+"""How long an interrupted download is kept."""
+
+OnBytes = Callable[[int], None]
+"""Called with the number of bytes that a blob has so far."""
+
+
+class DownloadDirectory:
+    """The blobs that are downloaded or waiting to be unpacked."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+
+    def path(self, digest: str) -> Path:
+        """Return the path of a complete blob."""
+        return self._directory / digest.removeprefix("sha256:")
+
+    def bytes_of(self, blob: Descriptor) -> int:
+        """Return how many bytes of a blob are there already."""
+        for path in (self.path(blob.digest), self._part(blob.digest)):
+            with contextlib.suppress(FileNotFoundError):
+                return min(path.stat().st_size, blob.size)
+        return 0
+
+    async def fetch(
+        self,
+        client: RegistryClient,
+        blob: Descriptor,
+        *,
+        is_needed: Callable[[], bool],
+        on_bytes: OnBytes,
+    ) -> IO[bytes] | None:
+        """Return a blob, opened; download it unless it is there.
+
+        None: it is no longer needed once it is our turn. The file is opened while the lock is
+        held, because another process that has unpacked the blob removes it.
+        """
+        async with self._locked(blob.digest):
+            if not is_needed():
+                on_bytes(blob.size)
+                return None
+            path = self.path(blob.digest)
+            if not path.exists():
+                await self._download(client, blob, on_bytes)
+            on_bytes(blob.size)
+            return path.open("rb")
+
+    async def _download(self, client: RegistryClient, blob: Descriptor, on_bytes: OnBytes) -> None:
+        failures = 0
+        while True:
+            before = self.bytes_of(blob)
+            try:
+                return await self._attempt(client, blob, on_bytes)
+            except (aiohttp.ClientError, TimeoutError, ConnectionError) as error:
+                failures = 0 if self.bytes_of(blob) > before else failures + 1
+                if failures >= _ATTEMPTS:
+                    raise UnavailableError(
+                        f"the download of {blob.digest[:19]} was interrupted: {error}",
+                        hint="try again: it continues where it stopped",
+                    ) from error
+            await asyncio.sleep(_BACKOFF_SECONDS[min(failures, len(_BACKOFF_SECONDS) - 1)])
+
+    async def remove(self, digest: str) -> None:
+        """Remove a blob that was unpacked; one that is being downloaded stays."""
+        async with self._locked(digest):
+            self.path(digest).unlink(missing_ok=True)
+
+    def remove_old(self) -> None:
+        """Remove downloads that nobody continued for a day."""
+        oldest = time.time() - _KEPT_SECONDS
+        for path in self._directory.iterdir():
+            with contextlib.suppress(FileNotFoundError):
+                if path.stat().st_mtime < oldest:
+                    path.unlink()
+
+    async def _attempt(self, client: RegistryClient, blob: Descriptor, on_bytes: OnBytes) -> None:
+        part = self._part(blob.digest)
+        descriptor = os.open(part, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        with os.fdopen(descriptor, "r+b", buffering=0) as file:
+            digest = hashlib.sha256()
+            done = 0
+            async for known in _existing(file.fileno(), blob.size):
+                digest.update(known)
+                done += len(known)
+            if done < blob.size or not blob.size:
+                async with client.blob(blob.digest, start=done) as response:
+                    if done and not _continues_at(response, done):
+                        digest, done = hashlib.sha256(), 0
+                    os.ftruncate(file.fileno(), done)
+                    file.seek(done)
+                    async for chunk in response.content.iter_chunked(_CHUNK):
+                        done += len(chunk)
+                        if done > blob.size:
+                            part.unlink()
+                            raise InvalidError(
+                                f"the registry sent more than the {blob.size:,} bytes of "
+                                f"{blob.digest[:19]}"
+                            )
+                        digest.update(chunk)
+                        file.write(chunk)
+                        on_bytes(done)
+            if done < blob.size:
+                raise ConnectionError(f"{done:,} of {blob.size:,} bytes arrived")
+            if f"sha256:{digest.hexdigest()}" != blob.digest:
+                part.unlink()
+                raise InvalidError(
+                    f"the registry sent a blob with the digest sha256:{digest.hexdigest()} "
+                    f"instead of {blob.digest}"
+                )
+        part.rename(self.path(blob.digest))
+
+    def _part(self, digest: str) -> Path:
+        return self.path(digest).with_suffix(".part")
+
+    @contextlib.asynccontextmanager
+    async def _locked(self, digest: str) -> AsyncGenerator[None]:
+        """Hold the lock of a blob, also against other processes; released if this one is killed."""
+        path = self.path(digest).with_suffix(".lock")
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            while True:
+                try:
+                    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    break
+                except BlockingIOError:
+                    await asyncio.sleep(_LOCK_POLL_SECONDS)
+            yield
+        finally:
+            os.close(descriptor)
+
+
+async def _existing(descriptor: int, size: int) -> AsyncGenerator[bytes]:
+    """Yield what was downloaded before, at most as much as the blob has."""
+    done = 0
+    while done < size:
+        data = await asyncio.to_thread(os.pread, descriptor, min(_CHUNK, size - done), done)
+        if not data:
+            return
+        yield data
+        done += len(data)
+
+
+def _continues_at(response: aiohttp.ClientResponse, start: int) -> bool:
+    """Whether the response has the rest of the blob, not all of it."""
+    given = response.headers.get("Content-Range", "")
+    return response.status == 206 and given.startswith(f"bytes {start}-")

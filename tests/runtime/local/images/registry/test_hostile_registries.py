@@ -1,0 +1,435 @@
+"""A registry cannot make the puller reach, store or reveal what it should not."""
+
+import asyncio
+import gzip
+import hashlib
+import json
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from pathlib import Path
+
+import pytest
+from aiohttp import web
+
+from paddock.kit.errors import (
+    ForbiddenError,
+    InvalidError,
+    NotFoundError,
+    RateLimitedError,
+    UnavailableError,
+    UnsupportedError,
+)
+from paddock.runtime.local.images.registry import download
+from paddock.runtime.local.images.registry.credentials import RegistryCredentials
+from paddock.runtime.local.images.registry.guard import is_private
+from paddock.runtime.local.images.registry.settings import RegistrySettings
+from paddock.runtime.local.images.store import ImageStore
+from tests.ports import free_ports
+from tests.runtime.local.images import builders
+from tests.runtime.local.images.registry.conftest import LAYERS, MakePuller
+
+Handler = Callable[[web.Request, bytes], Awaitable[web.StreamResponse]]
+SECRET = RegistryCredentials(username="alice", password="never tell")
+
+
+def _digest(data: bytes) -> str:
+    return f"sha256:{hashlib.sha256(data).hexdigest()}"
+
+
+class Misbehaving:
+    """A registry with one image, which handles requests for its layers as a test wants."""
+
+    def __init__(self) -> None:
+        self.port, self.other_port = free_ports(2)
+        self.layers = [gzip.compress(layer) for layer in LAYERS]
+        self.config = builders.config_blob(LAYERS)
+        self.layer_type = "application/vnd.oci.image.layer.v1.tar+gzip"
+        self.on_blob: Handler | None = None
+        self.on_manifest: Handler | None = None
+        self.on_other: Handler | None = None
+        self.seen: list[tuple[int, str, dict[str, str]]] = []
+        self.sizes: dict[int, int] = {}
+
+    @property
+    def name(self) -> str:
+        return f"127.0.0.1:{self.port}/app:1"
+
+    @property
+    def manifest(self) -> bytes:
+        layers = [
+            {
+                "digest": _digest(layer),
+                "size": self.sizes.get(number, len(layer)),
+                "mediaType": self.layer_type,
+            }
+            for number, layer in enumerate(self.layers)
+        ]
+        config = {"digest": _digest(self.config), "size": len(self.config)}
+        return json.dumps({"schemaVersion": 2, "config": config, "layers": layers}).encode()
+
+    async def handle(self, request: web.Request) -> web.StreamResponse:
+        port = request.transport.get_extra_info("sockname")[1]  # type: ignore[union-attr]
+        self.seen.append((port, request.path, dict(request.headers)))
+        if port == self.other_port:
+            assert self.on_other is not None
+            return await self.on_other(request, b"")
+        if "/manifests/" in request.path:
+            if self.on_manifest is not None:
+                return await self.on_manifest(request, self.manifest)
+            return web.Response(body=self.manifest)
+        blobs = {_digest(data): data for data in (self.config, *self.layers)}
+        data = blobs[request.path.rpartition("/")[2]]
+        if data is not self.config and self.on_blob is not None:
+            return await self.on_blob(request, data)
+        return web.Response(body=data)
+
+
+@pytest.fixture
+async def bad() -> AsyncGenerator[Misbehaving]:
+    registry = Misbehaving()
+    app = web.Application()
+    app.router.add_route("*", "/{path:.*}", registry.handle)
+    runner = web.AppRunner(app, access_log=None, shutdown_timeout=0)
+    await runner.setup()
+    for port in (registry.port, registry.other_port):
+        await web.TCPSite(runner, "127.0.0.1", port).start()
+    yield registry
+    await runner.cleanup()
+
+
+def _nothing_is_left(store: ImageStore, directory: Path) -> None:
+    assert store.images() == () or all("127.0.0.1" not in one.name for one in store.images())
+    layers = list((directory / "images/layers").iterdir())
+    assert layers == []
+
+
+async def test_an_interrupted_download_continues_where_it_stopped(
+    bad: Misbehaving, make_puller: MakePuller, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(download, "_BACKOFF_SECONDS", (0.0,))
+    bad.layers[0] = gzip.compress(LAYERS[0], 0) + gzip.compress(b"\0" * 400_000, 0)
+    padded = LAYERS[0] + b"\0" * 400_000
+    bad.config = builders.config_blob((padded, LAYERS[1]))
+    ranges: list[str | None] = []
+
+    async def cut(request: web.Request, data: bytes) -> web.StreamResponse:
+        if data is bad.layers[1]:
+            return web.Response(body=data)
+        ranges.append(request.headers.get("Range"))
+        start = int((request.headers.get("Range") or "bytes=0-")[6:-1])
+        response = web.StreamResponse(status=206 if start else 200)
+        response.content_length = len(data) - start
+        if start:
+            response.headers["Content-Range"] = f"bytes {start}-{len(data) - 1}/{len(data)}"
+        await response.prepare(request)
+        await response.write(data[start : start + 150_000])
+        if start + 150_000 < len(data):
+            assert request.transport is not None
+            await asyncio.sleep(0.02)  # until the bytes are sent
+            request.transport.close()
+        return response
+
+    bad.on_blob = cut
+    assert (await make_puller().pull(bad.name)).is_new
+    assert ranges[0] is None
+    assert len(ranges) == 3
+    assert ranges[1:] == ["bytes=150000-", "bytes=300000-"]
+
+
+async def test_a_server_without_ranges_is_read_from_the_start_again(
+    bad: Misbehaving, make_puller: MakePuller, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(download, "_BACKOFF_SECONDS", (0.0,))
+    attempts = 0
+
+    async def cut_once(request: web.Request, data: bytes) -> web.StreamResponse:
+        nonlocal attempts
+        attempts += 1
+        response = web.StreamResponse()
+        response.content_length = len(data)
+        await response.prepare(request)
+        await response.write(data[:20] if attempts == 1 else data)
+        if attempts == 1:
+            assert request.transport is not None
+            await asyncio.sleep(0.02)
+            request.transport.close()
+        return response
+
+    bad.on_blob = cut_once
+    assert (await make_puller().pull(bad.name)).is_new
+
+
+async def test_a_download_that_never_gets_further_fails(
+    bad: Misbehaving,
+    store: ImageStore,
+    make_puller: MakePuller,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    monkeypatch.setattr(download, "_BACKOFF_SECONDS", (0.0,))
+
+    async def short(_: web.Request, data: bytes) -> web.StreamResponse:
+        return web.Response(body=data[:10])
+
+    bad.on_blob = short
+    with pytest.raises(UnavailableError, match="interrupted"):
+        await make_puller().pull(bad.name)
+    _nothing_is_left(store, tmp_path)
+
+
+async def test_a_layer_with_another_digest_is_refused(
+    bad: Misbehaving, store: ImageStore, make_puller: MakePuller, tmp_path: Path
+) -> None:
+    async def other(_: web.Request, data: bytes) -> web.StreamResponse:
+        return web.Response(body=bytes(len(data)))
+
+    bad.on_blob = other
+    with pytest.raises(InvalidError, match="instead of sha256"):
+        await make_puller().pull(bad.name)
+    _nothing_is_left(store, tmp_path)
+    assert not list((tmp_path / "downloads").glob("*.part"))
+
+
+async def test_a_layer_whose_content_is_not_that_of_the_config_is_refused(
+    bad: Misbehaving, store: ImageStore, make_puller: MakePuller, tmp_path: Path
+) -> None:
+    bad.config = builders.config_blob((LAYERS[0], builders.tar(builders.entry("x", b"x"))))
+    with pytest.raises(InvalidError, match="damaged"):
+        await make_puller().pull(bad.name)
+    _nothing_is_left(store, tmp_path)
+
+
+async def test_an_endless_layer_ends_at_its_size(
+    bad: Misbehaving, store: ImageStore, make_puller: MakePuller, tmp_path: Path
+) -> None:
+    async def endless(request: web.Request, _: bytes) -> web.StreamResponse:
+        response = web.StreamResponse()
+        await response.prepare(request)
+        for _ in range(1000):
+            await response.write(bytes(100_000))
+        return response
+
+    bad.on_blob = endless
+    with pytest.raises(InvalidError, match="sent more than"):
+        await make_puller().pull(bad.name)
+    _nothing_is_left(store, tmp_path)
+
+
+async def test_an_endless_manifest_is_refused(bad: Misbehaving, make_puller: MakePuller) -> None:
+    async def endless(request: web.Request, _: bytes) -> web.StreamResponse:
+        response = web.StreamResponse()
+        await response.prepare(request)
+        for _ in range(1000):
+            await response.write(bytes(100_000))
+        return response
+
+    bad.on_manifest = endless
+    with pytest.raises(InvalidError, match="sent more than"):
+        await make_puller().pull(bad.name)
+
+
+async def test_a_manifest_by_digest_is_verified(bad: Misbehaving, make_puller: MakePuller) -> None:
+    with pytest.raises(InvalidError, match="instead of sha256:0000"):
+        await make_puller().pull(f"127.0.0.1:{bad.port}/app@sha256:{'0' * 64}")
+
+
+async def test_credentials_are_not_sent_to_the_target_of_a_redirect(
+    bad: Misbehaving, make_puller: MakePuller
+) -> None:
+    async def redirect(request: web.Request, _: bytes) -> web.StreamResponse:
+        if "Authorization" not in request.headers:
+            return web.Response(status=401, headers={"WWW-Authenticate": 'Basic realm="x"'})
+        raise web.HTTPTemporaryRedirect(f"http://127.0.0.1:{bad.other_port}{request.path}")
+
+    async def serve(request: web.Request, _: bytes) -> web.StreamResponse:
+        digest = request.path.rpartition("/")[2]
+        return web.Response(body={_digest(layer): layer for layer in bad.layers}[digest])
+
+    bad.on_blob, bad.on_other = redirect, serve
+    assert (await make_puller().pull(bad.name, credentials=SECRET)).is_new
+    sent = [headers for port, _, headers in bad.seen if port == bad.other_port]
+    assert len(sent) == 2
+    assert not any("Authorization" in headers for headers in sent)
+
+
+@pytest.mark.parametrize(
+    "target",
+    [
+        *("http://169.254.169.254/latest/meta-data", "https://169.254.169.254/latest"),
+        *("https://10.0.0.1/x", "https://[::ffff:10.0.0.1]/x", "https://[fd00::1]/x"),
+        *("file:///etc/passwd", "https://localhost/x"),
+    ],
+)
+async def test_a_redirect_to_a_private_address_is_refused(
+    bad: Misbehaving, make_puller: MakePuller, target: str
+) -> None:
+    async def redirect(_: web.Request, data: bytes) -> web.StreamResponse:
+        return web.Response(status=307, headers={"Location": target})
+
+    bad.on_blob = redirect
+    settings = RegistrySettings(private=frozenset({f"127.0.0.1:{bad.port}"}))
+    with pytest.raises((ForbiddenError, InvalidError), match=r"private|TLS|redirects to"):
+        await make_puller(settings).pull(bad.name)
+
+
+async def test_redirects_are_bounded(bad: Misbehaving, make_puller: MakePuller) -> None:
+    async def redirect(request: web.Request, _: bytes) -> web.StreamResponse:
+        raise web.HTTPTemporaryRedirect(request.path)
+
+    bad.on_blob = redirect
+    with pytest.raises(UnavailableError, match="redirects too often"):
+        await make_puller().pull(bad.name)
+
+
+async def test_a_registry_with_a_private_address_is_refused_unless_it_is_listed(
+    bad: Misbehaving, make_puller: MakePuller
+) -> None:
+    for name in (bad.name, bad.name.replace("127.0.0.1", "localhost")):
+        with pytest.raises(ForbiddenError, match="private address"):
+            await make_puller(RegistrySettings()).pull(name)
+    assert bad.seen == []
+
+
+async def test_a_token_server_with_a_private_address_is_refused(
+    bad: Misbehaving, make_puller: MakePuller
+) -> None:
+    async def challenge(_: web.Request, data: bytes) -> web.StreamResponse:
+        realm = 'Bearer realm="https://169.254.169.254/token",service="x"'
+        return web.Response(status=401, headers={"WWW-Authenticate": realm})
+
+    bad.on_manifest = challenge
+    settings = RegistrySettings(private=frozenset({f"127.0.0.1:{bad.port}"}))
+    with pytest.raises(ForbiddenError, match="private address"):
+        await make_puller(settings).pull(bad.name, credentials=SECRET)
+
+
+async def test_a_token_server_without_tls_gets_no_credentials(
+    bad: Misbehaving, make_puller: MakePuller
+) -> None:
+    async def challenge(_: web.Request, data: bytes) -> web.StreamResponse:
+        realm = 'Bearer realm="http://tokens.example/token",service="x"'
+        return web.Response(status=401, headers={"WWW-Authenticate": realm})
+
+    bad.on_manifest = challenge
+    with pytest.raises(ForbiddenError, match="without TLS"):
+        await make_puller().pull(bad.name, credentials=SECRET)
+
+
+async def test_the_limit_of_a_registry_is_reported_with_its_time(
+    bad: Misbehaving, make_puller: MakePuller
+) -> None:
+    async def limited(_: web.Request, data: bytes) -> web.StreamResponse:
+        return web.Response(status=429, headers={"Retry-After": "17"})
+
+    bad.on_manifest = limited
+    with pytest.raises(RateLimitedError) as caught:
+        await make_puller().pull(bad.name)
+    assert caught.value.retry_after_seconds == 17
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "text"),
+    [
+        ({"schemaVersion": 1}, UnsupportedError, "schema version 1"),
+        ({"layers": []}, InvalidError, "not that of an image"),
+        ({"layers": [{"digest": "md5:00", "size": 1}]}, InvalidError, "malformed digest"),
+        ({"layers": [{"digest": "sha256:../../x", "size": 1}]}, InvalidError, "malformed digest"),
+        (
+            {"layers": [{"digest": "sha256:" + "a" * 64, "size": -1}]},
+            InvalidError,
+            "negative size",
+        ),
+        ({"config": 7}, InvalidError, "cannot be read"),
+    ],
+)
+async def test_a_malformed_manifest_is_refused(
+    bad: Misbehaving, make_puller: MakePuller, change: dict, error: type[Exception], text: str
+) -> None:
+    async def malformed(_: web.Request, data: bytes) -> web.StreamResponse:
+        return web.json_response({**json.loads(data), **change})
+
+    bad.on_manifest = malformed
+    with pytest.raises(error, match=text):
+        await make_puller().pull(bad.name)
+
+
+@pytest.mark.parametrize(
+    "media_type",
+    [
+        "application/vnd.docker.image.rootfs.foreign.diff.tar.gzip",
+        "application/vnd.oci.image.layer.nondistributable.v1.tar+gzip",
+        "application/vnd.cncf.helm.chart.content.v1",
+    ],
+)
+async def test_layers_that_are_no_files_of_the_registry_are_refused(
+    bad: Misbehaving, make_puller: MakePuller, media_type: str
+) -> None:
+    bad.layer_type = media_type
+    with pytest.raises(UnsupportedError, match="a layer of"):
+        await make_puller().pull(bad.name)
+
+
+async def test_an_image_larger_than_the_disk_is_refused_before_the_download(
+    bad: Misbehaving, make_puller: MakePuller
+) -> None:
+    bad.sizes[0] = 1 << 60
+    with pytest.raises(UnavailableError, match="MiB left"):
+        await make_puller().pull(bad.name)
+    config = _digest(bad.config)
+    assert [path for _, path, _ in bad.seen if "/blobs/" in path and config not in path] == []
+
+
+async def test_a_pull_that_is_cancelled_leaves_no_image_and_no_layer(
+    bad: Misbehaving, store: ImageStore, make_puller: MakePuller, tmp_path: Path
+) -> None:
+    is_there, go_on = asyncio.Event(), asyncio.Event()
+
+    async def slow(_: web.Request, data: bytes) -> web.StreamResponse:
+        if data is bad.layers[1]:
+            is_there.set()
+            await go_on.wait()
+        return web.Response(body=data)
+
+    bad.on_blob = slow
+    task = asyncio.create_task(make_puller().pull(bad.name))
+    await is_there.wait()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    go_on.set()
+    _nothing_is_left(store, tmp_path)
+    bad.on_blob = None
+    assert (await make_puller().pull(bad.name)).is_new
+
+
+async def test_a_missing_image_of_a_mirror_comes_from_the_registry(
+    bad: Misbehaving, make_puller: MakePuller
+) -> None:
+    async def missing(_: web.Request, data: bytes) -> web.StreamResponse:
+        return web.Response(status=404)
+
+    bad.on_other = missing
+    host = f"127.0.0.1:{bad.port}"
+    settings = RegistrySettings(
+        mirrors={host: (f"http://127.0.0.1:{bad.other_port}",)}, private=frozenset({"*"})
+    )
+    pulled = await make_puller(settings).pull(bad.name, credentials=SECRET)
+    assert pulled.is_new
+    mirrored = [headers for port, _, headers in bad.seen if port == bad.other_port]
+    assert mirrored
+    assert not any("Authorization" in headers for headers in mirrored)
+    bad.on_manifest = missing
+    with pytest.raises(NotFoundError):
+        await make_puller(settings).pull(bad.name.replace("app", "other"))
+
+
+@pytest.mark.parametrize(
+    ("address", "expected"),
+    [
+        *((one, True) for one in ("10.1.2.3", "127.0.0.1", "169.254.169.254", "100.64.0.1")),
+        *((one, True) for one in ("::1", "fe80::1", "fd00::1", "::ffff:10.0.0.1", "0.0.0.0")),
+        *((one, True) for one in ("64:ff9b::a00:1", "2002:a00:1::1", "224.0.0.1", "fe80::1%2")),
+        *((one, False) for one in ("8.8.8.8", "2606:4700::1111", "64:ff9b::808:808")),
+    ],
+)
+def test_private_addresses_in_every_form(address: str, expected: bool) -> None:
+    assert is_private(address) is expected

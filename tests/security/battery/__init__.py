@@ -1,0 +1,1 @@
+"""Attacks from inside sandboxes as tables, and what runs them."""

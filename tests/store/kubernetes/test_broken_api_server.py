@@ -69,7 +69,9 @@ async def test_a_reader_survives_a_restart_of_the_server_without_loss(
     async def follow(since: str) -> None:
         while True:
             try:
-                async with aclosing(store.watch(Secret, since=since, namespace="default")) as events:
+                async with aclosing(
+                    store.watch(Secret, since=since, namespace="default")
+                ) as events:
                     async for event in events:
                         if event.object is not None and event.change is Change.ADDED:
                             note(event.object)

@@ -176,6 +176,50 @@ def test_kubectl_uses_the_kubeconfig_of_this_machine(running: Machine, tmp_path:
         assert shown.stdout == "sandboxpool.paddock.dev/base\n", shown.stderr
 
 
+def test_kubectl_uses_an_api_key_with_the_rights_of_its_role(
+    running: Machine, tmp_path: Path
+) -> None:
+    box = running("sandbox", "create", "--timeout", "600").strip()
+    key = running("keys", "create", "robot", "--team", "red", "--role", "member").strip()
+    with_key = {**running.environment, "E2B_API_KEY": key}
+    member = Cli(with_key)
+    own = member("sandbox", "create", "--timeout", "600").strip()
+    file = Path(member("kubeconfig", "--key").strip())
+    assert file == running.state / "kubeconfig-red"
+    assert file.stat().st_mode & 0o777 == 0o600
+    assert key in file.read_text()
+
+    def kubectl(binary: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [binary, "--kubeconfig", file, *arguments],
+            capture_output=True,
+            text=True,
+            check=False,
+            env=with_key | {"HOME": str(tmp_path)},
+        )
+
+    for binary in binaries():
+        ids = "jsonpath={.items[*].spec.claim.sandboxId}"
+        assert kubectl(binary, "get", "sbx", "-A", "-o", ids).stdout == own
+        assert kubectl(binary, "-n", "default", "get", "sbx", "-o", ids).stdout == own
+        assert "Forbidden" in kubectl(binary, "-n", "default", "get", "sbp").stderr
+        for verb, kind, answer in (
+            ("list", "sandboxes", "yes"),
+            ("delete", "sandboxclaims", "yes"),
+            ("create", "sandboxes", "no"),
+            ("get", "secrets", "no"),
+            ("*", "*", "no"),
+        ):
+            said = kubectl(binary, "auth", "can-i", verb, kind)
+            assert said.stdout.split()[:1] == [answer], (verb, kind, said.stderr)
+        listed = kubectl(binary, "auth", "can-i", "--list").stdout
+        assert "sandboxes.paddock.dev" in listed
+        assert "*.*" not in listed
+    assert box != own
+    running("sandbox", "kill", box)
+    member("sandbox", "kill", own)
+
+
 def test_an_address_without_tls_is_refused(machine: Machine) -> None:
     machine.environment["PADDOCK_HOST"] = "0.0.0.0"
     refused = machine.run("up", "--detach")

@@ -3,7 +3,8 @@
 A right is a verb of Kubernetes on a resource in a namespace; a team's namespace has its name. Use
 cases of E2B's API are subresources: pausing a sandbox is `create sandboxes/pause`. Requesting a
 sandbox is `create sandboxclaims`. `create sandboxes` means a Sandbox object that no quota counts,
-so it is for operators. The declarative API accepts only the installation's token.
+so it is for operators. The declarative API narrows the rights of keys further
+(`api/kube/key_access.py`).
 
 A decision is two lookups in sets. A scope restricts the role of a key and never extends it.
 """

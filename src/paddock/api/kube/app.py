@@ -19,7 +19,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from paddock.api.admission_webhook import Check
 from paddock.api.audit.notes import CALLER, notes_of
 from paddock.api.kube import discovery, routes
-from paddock.api.kube.auth import authenticate
+from paddock.api.kube.auth import FindKey, authenticate
 from paddock.api.kube.context import KubeContext, json_response
 from paddock.api.kube.openapi import documents
 from paddock.api.kube.requests import parse_accept
@@ -29,7 +29,7 @@ from paddock.api.kube.status import NotAllowedError, code_of, failure_status, he
 from paddock.api.kube.verbs import reviews
 from paddock.api.login_limits import LoginLimits
 from paddock.api.request_ids import RequestIds
-from paddock.claims.caller import Caller, Role
+from paddock.claims.caller import Caller
 from paddock.kit.clock import Clock, system
 from paddock.kit.errors import NotFoundError, PaddockError
 from paddock.store.port import Store
@@ -38,7 +38,6 @@ log = logging.getLogger(__name__)
 
 _METHODS = ["GET", "POST", "PUT", "PATCH", "DELETE"]
 _AGGREGATED = "APIGroupDiscoveryList"
-_OPERATOR = Caller("", role=Role.OPERATOR)
 
 
 def create_app(
@@ -48,8 +47,9 @@ def create_app(
     clock: Clock | None = None,
     checks: Sequence[Check] = (),
     logins: LoginLimits | None = None,
+    find_key: FindKey | None = None,
 ) -> Starlette:
-    """Return the application."""
+    """Return the application. Without `find_key`, API keys are not accepted."""
     clock = clock or system()
     context = KubeContext(store, settings, clock, tuple(checks))
     app = Starlette(
@@ -77,7 +77,11 @@ def create_app(
             Exception: _on_internal_error,
         },
     )
-    app.add_middleware(_AuthMiddleware, settings=settings, logins=logins or LoginLimits(clock))
+    logins = logins or LoginLimits(clock)
+    app.add_middleware(
+        _AuthMiddleware,
+        login=lambda request: authenticate(request, settings, logins, find_key),
+    )
     app.add_middleware(RequestIds, header=b"audit-id")
     return app
 
@@ -85,20 +89,18 @@ def create_app(
 class _AuthMiddleware:
     """Authenticates every request."""
 
-    def __init__(self, app: ASGIApp, settings: KubeApiSettings, logins: LoginLimits) -> None:
+    def __init__(self, app: ASGIApp, login: Callable[[Request], Caller]) -> None:
         self._app = app
-        self._settings = settings
-        self._logins = logins
+        self._login = login
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
             request = Request(scope, receive)
             try:
-                authenticate(request, self._settings, self._logins)
+                scope[CALLER] = self._login(request)
             except PaddockError as error:
                 await _error_response(request, error)(scope, receive, send)
                 return
-            scope[CALLER] = _OPERATOR
         await self._app(scope, receive, send)
 
 

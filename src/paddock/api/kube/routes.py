@@ -13,6 +13,18 @@ from paddock.api.kube.verbs import read, write
 from paddock.api.kube.verbs.watch import watch
 from paddock.kit.errors import NotFoundError
 
+_VERBS: dict[Callable[[KubeCall], Awaitable[Response]], str] = {
+    read.list_objects: "list",
+    read.get: "get",
+    read.get_scale: "get",
+    watch: "watch",
+    write.create: "create",
+    write.update: "update",
+    write.update_scale: "update",
+    write.patch: "patch",
+    write.delete: "delete",
+    write.delete_collection: "deletecollection",
+}
 Handler = Callable[[KubeCall], Awaitable[Response]]
 
 _COLLECTION: dict[str, Handler] = {
@@ -64,4 +76,6 @@ async def serve(context: KubeContext, request: Request) -> Response:
         raise NotAllowedError(f"{request.method} is not allowed here")
     if handler in (read.list_objects, read.get) and flag(request, "watch"):
         handler = watch
-    return await handler(KubeCall(context, request, target))
+    call = KubeCall(context, request, target)
+    call.authorize("patch" if method == "PATCH" else _VERBS[handler])
+    return await handler(call)

@@ -122,7 +122,13 @@ class ControlPlane:
         kube = KubeApiSettings(tokens=(self.secrets.token,))
         allowed = host_paths.parse(self.settings.host_paths)
         checks = [support_check(self.runtime.name, allowed_paths=allowed)]
-        app = create_kube(self.store, kube, checks=checks, logins=self.logins)
+        app = create_kube(
+            self.store,
+            kube,
+            checks=checks,
+            logins=self.logins,
+            find_key=self.keyring.authenticate,
+        )
         return Audited(app, self.audit, describe_kube, unnamed=OPERATOR)
 
     def application(self) -> Dispatcher:

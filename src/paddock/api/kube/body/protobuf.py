@@ -1,8 +1,9 @@
 """Kubernetes protobuf bodies, which newer clients send for Kubernetes' own kinds.
 
-Only the types that such clients send are supported: Namespace, Secret and DeleteOptions. The result
-looks like decoded JSON and is validated in the same way. Responses are JSON, which the same clients
-accept. Field numbers are those of Kubernetes' public definitions.
+Only the types that such clients send are supported: Namespace, Secret, DeleteOptions and reviews of
+the caller's own access. The result looks like decoded JSON and is validated in the same way.
+Responses are JSON, which the same clients accept. Field numbers are those of Kubernetes' public
+definitions.
 """
 
 import base64
@@ -56,6 +57,16 @@ _META: _Message = {
     13: _Field("ownerReferences", _OWNER, is_repeated=True),
     14: _Field("finalizers", "text", is_repeated=True),
 }
+_RESOURCE: _Message = {
+    1: _Field("namespace", "text"),
+    2: _Field("verb", "text"),
+    3: _Field("group", "text"),
+    4: _Field("version", "text"),
+    5: _Field("resource", "text"),
+    6: _Field("subresource", "text"),
+    7: _Field("name", "text"),
+}
+_NON_RESOURCE: _Message = {1: _Field("path", "text"), 2: _Field("verb", "text")}
 _KINDS: Mapping[tuple[str, str], _Message] = {
     ("v1", "Namespace"): {
         1: _Field("metadata", _META),
@@ -67,6 +78,21 @@ _KINDS: Mapping[tuple[str, str], _Message] = {
         3: _Field("type", "text"),
         4: _Field("stringData", "text", is_map=True),
     },
+    ("authorization.k8s.io/v1", "SelfSubjectAccessReview"): {
+        1: _Field("metadata", _META),
+        2: _Field(
+            "spec",
+            {
+                1: _Field("resourceAttributes", _RESOURCE),
+                2: _Field("nonResourceAttributes", _NON_RESOURCE),
+            },
+        ),
+    },
+    ("authorization.k8s.io/v1", "SelfSubjectRulesReview"): {
+        1: _Field("metadata", _META),
+        2: _Field("spec", {1: _Field("namespace", "text")}),
+    },
+    ("authentication.k8s.io/v1", "SelfSubjectReview"): {1: _Field("metadata", _META)},
     ("", "DeleteOptions"): {
         1: _Field("gracePeriodSeconds", "number"),
         2: _Field(

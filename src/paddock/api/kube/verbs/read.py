@@ -10,12 +10,13 @@ from msgspec import Struct, structs
 from starlette.requests import Request
 from starlette.responses import Response
 
+from paddock.api.kube import key_access
 from paddock.api.kube.context import KubeCall, json_response
 from paddock.api.kube.rendering import partial, render, render_list, scale
 from paddock.api.kube.requests import number, parse_accept
 from paddock.api.kube.status import BadRequestError, NotAcceptableError
 from paddock.api.kube.tables import table
-from paddock.kit.errors import FieldProblem, GoneError
+from paddock.kit.errors import FieldProblem, ForbiddenError, GoneError
 from paddock.resources.meta import Resource
 from paddock.resources.selectors import (
     FieldSelector,
@@ -34,13 +35,13 @@ _FORMS = {"", "Table", "PartialObjectMetadata", "PartialObjectMetadataList"}
 async def get(call: KubeCall) -> Response:
     """Return one object."""
     form = negotiate_form(call.request)
-    obj = await call.store.get(call.target.info.cls, call.target.key)
+    obj = call.shown(await call.read(call.target.key))
     return json_response(render_form(call, obj, form))
 
 
 async def get_scale(call: KubeCall) -> Response:
     """Return the scale of one object."""
-    obj = await call.store.get(call.target.info.cls, call.target.key)
+    obj = await call.read(call.target.key)
     return json_response(scale(obj, call.target.info))
 
 
@@ -94,6 +95,8 @@ async def read_page(call: KubeCall) -> Page[Resource]:
         raise GoneError(
             f"version {exact} is no longer available: the current version is {page.version}"
         )
+    if key_access.hides_variables(call.caller):
+        page = structs.replace(page, items=tuple(map(call.shown, page.items)))
     return page
 
 
@@ -160,16 +163,22 @@ def label_selector(request: Request) -> LabelSelector | None:
 
 
 def field_selector(call: KubeCall) -> FieldSelector | None:
-    """Parse the field selector; a field that the kind does not have is an error."""
+    """Parse the field selector; a field that the kind does not have is an error.
+
+    Objects of other teams are left out.
+    """
     text = call.request.query_params.get("fieldSelector", "")
+    owner = call.owner_term
     if not text.strip():
-        return None
+        return None if owner is None else FieldSelector((owner,))
     selector = parse_fields(text)
     for term in selector.terms:
+        if key_access.is_about_variables(term) and key_access.hides_variables(call.caller):
+            raise ForbiddenError("this key may not select by annotations or variables")
         if not _exists(call.target.info.cls, term.path):
             path = ".".join(term.path)
             raise _bad("fieldSelector", f"{path[:80]!r} is not a field of {call.target.info.kind}")
-    return selector
+    return selector if owner is None else FieldSelector((*selector.terms, owner))
 
 
 @cache

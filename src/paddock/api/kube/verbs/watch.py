@@ -68,6 +68,7 @@ class _Stream:
 
     def event(self, change: Change, obj: Resource) -> bytes:
         """Return the line of one change."""
+        obj = self.call.shown(obj)
         if self._is_stored:
             return b'{"type":"%s","object":%s}\n' % (change.encode(), _stored(obj))
         return self._line(change, self._shown(obj))

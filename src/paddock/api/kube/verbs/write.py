@@ -34,7 +34,7 @@ from paddock.kit.errors import (
     InvalidError,
     NotFoundError,
 )
-from paddock.resources.meta import Resource, with_meta
+from paddock.resources.meta import Key, Resource, with_meta
 
 _ATTEMPTS = 64
 """How often a patch is retried after a conflict before the client gets the error."""
@@ -179,15 +179,28 @@ async def delete_collection(call: KubeCall) -> Response:
 async def _delete_one(
     call: KubeCall, name: str, options: DeleteOptions, namespace: str | None = None
 ) -> Resource:
-    cls = call.target.info.cls
     key = call.target.key._replace(name=name)
     if namespace is not None:
         key = key._replace(namespace=namespace)
+    if call.owner_term is None:
+        return await _delete_version(call, key, options, options.resource_version)
+
+    async def attempt(live: Resource) -> Resource:
+        # The version that was read: a recycled sandbox may become another team's any moment.
+        version = options.resource_version or live.metadata.resource_version
+        return await _delete_version(call, key, options, version)
+
+    return await _retry_on_conflict(call, attempt, key=key)
+
+
+async def _delete_version(
+    call: KubeCall, key: Key, options: DeleteOptions, version: str | None
+) -> Resource:
     return await call.store.delete(
-        cls,
+        call.target.info.cls,
         key,
         uid=options.uid,
-        resource_version=options.resource_version,
+        resource_version=version,
         propagation=options.propagation,
         dry_run=options.is_dry_run,
     )
@@ -233,12 +246,15 @@ def _patch_function(kind: str) -> Callable[[Any, Any], Any]:
 
 
 async def _retry_on_conflict(
-    call: KubeCall, attempt: Callable[[Resource], Awaitable[Resource]], attempts: int = _ATTEMPTS
+    call: KubeCall,
+    attempt: Callable[[Resource], Awaitable[Resource]],
+    attempts: int = _ATTEMPTS,
+    key: Key | None = None,
 ) -> Resource:
     """Read and write, with retries on conflict. A second conflict on the same version is final."""
     version = ""
     while True:
-        live = await call.store.get(call.target.info.cls, call.target.key)
+        live = await call.read(key or call.target.key)
         attempts -= 1
         try:
             return await attempt(live)

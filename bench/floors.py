@@ -49,8 +49,8 @@ class AbsentError(Exception):
 
 
 def rootfs() -> Path | None:
-    """Return our base image: the newest, if recipes have changed."""
-    found = CACHE.glob("images/base-*/rootfs")
+    """Return our image `minimal`: the newest, if recipes have changed."""
+    found = CACHE.glob("images/minimal-*/rootfs")
     return max(found, key=lambda path: path.parent.stat().st_mtime, default=None)
 
 

@@ -41,7 +41,8 @@ MARKERS = {"p50_ms": "o", "p95_ms": "|", "p99_ms": "d", "max_ms": "."}
 MEASURED = ("src", "bench", ":(exclude)bench/results")
 """Paths that a figure depends on; results change while suites run."""
 HELP = """`scripts/install-rivals` installs what is set beside it: bubblewrap, crun, podman, nginx,
-HAProxy, wrk, Envoy and OpenSandbox's server. What is missing is named as missing in the result."""
+HAProxy, wrk, Envoy, skopeo, umoci and OpenSandbox's server. What is missing is named as missing in
+the result."""
 
 
 def machine() -> dict[str, object]:

@@ -289,7 +289,11 @@ class Installation:
             pool = await self.kube("GET", path)
             return pool.get("status", {}).get("available", 0) >= wanted
 
-        await eventually(full, seconds=START_SECONDS)
+        try:
+            await eventually(full, seconds=START_SECONDS)
+        except AssertionError as error:
+            logs = "\n".join(self.log(name)[-3000:] for name in ("node", "control"))
+            raise AssertionError(f"{error}\n{await self.kube('GET', path)}\n{logs}") from error
 
     async def create(self, **body: Any) -> Box:
         """Create a sandbox, by default from the template `base`."""

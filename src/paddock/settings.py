@@ -20,6 +20,8 @@ from paddock.kit.errors import FieldProblem, InvalidError
 PREFIX = "PADDOCK_"
 PURGE_FILE = "purge.pid"
 """File of the run directory: the process id of the supervisor that a purge stops."""
+IMAGES_FILE = "images.json"
+"""File of the run directory: settings of images and registries, for the node."""
 OUTBOUND_FILE = "outbound.json"
 """File of the run directory: proxies, CA certificates and mirrors, for the node."""
 TLS_DIRECTORY = "tls"
@@ -79,7 +81,7 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     first_byte_seconds: Annotated[float, Meta(gt=0)] = 15.0
     """Number of seconds after which a new connection that has sent nothing is closed."""
     pause_grace_seconds: Annotated[float, Meta(ge=0)] = 1.0
-    """A request that is younger than this, when the gateway learns that its sandbox is paused, is
+    """A request that is younger than this, when the pause of its sandbox is requested, is
     held until the sandbox runs again. Older ones are answered with 502. In seconds."""
     wake_timeout_seconds: float = 60.0
     """Number of seconds that a request waits for a paused sandbox to resume."""
@@ -218,6 +220,10 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     image_max_ratio: Annotated[int, Meta(ge=1)] = 200
     """Maximum number of unpacked bytes per byte of an imported archive. Images of up to 256 MiB are
     not limited."""
+    image_evict_percent: Annotated[int, Meta(ge=1, le=100)] = 85
+    """Share of the disk in use, in percent, above which pulled images that no template, sandbox or
+    snapshot needs are removed, least recently used first. 100: never. Only for the runtime `local`.
+    """
     registry_mirrors: str = ""
     """Mirrors of registries, which are tried first: `host=URL`, separated by commas, such as
     `docker.io=https://mirror.example`. Several mirrors of a host are tried in their order."""
@@ -225,11 +231,25 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Registries that are reached by HTTP without TLS, `host` or `host:port`, separated by commas.
     Those on loopback addresses always are."""
     registry_private_hosts: str = ""
-    """Hosts with private addresses that a registry can redirect to, or name as its token server,
-    separated by commas. A registry that the operator names can have a private address itself."""
+    """Hosts with private or loopback addresses, `host` or `host:port`, separated by commas, that
+    images of templates are pulled from, and that a registry can redirect to or name as its token
+    server. `*`: all. A registry that the operator names to `paddock image pull` can have a private
+    address itself. If pulls use a proxy (`http_proxy`, `https_proxy`, `no_proxy` in the
+    environment), hosts that only the proxy can resolve are refused to templates unless listed."""
     registry_config: str = ""
-    """File with credentials of registries, in the format of Docker's `config.json`. If empty,
-    `.docker/config.json` in the home directory of the user who pulls."""
+    """File with credentials of registries, in the format of Docker's `config.json`, for `paddock
+    image pull` and `push`. If empty, `.docker/config.json` in the home directory of the user."""
+    template_builds_per_team: Annotated[int, Meta(ge=1)] = 20
+    """Maximum number of template builds of a team that run at the same time."""
+    template_max_cpu: Annotated[int, Meta(ge=1)] = 32
+    """Maximum number of CPU cores that a client can request for a template that it builds."""
+    template_max_memory: str = "8Gi"
+    """Maximum memory that a client can request for a template that it builds, such as `8Gi`."""
+    template_max_disk: str = "10Gi"
+    """Maximum free disk space that a client can request for a template that it builds. Less than
+    the default (`10Gi`) changes nothing."""
+    template_build_seconds: Annotated[int, Meta(ge=1)] = 4 * 3600
+    """Maximum duration of a template build, in seconds. A step takes at most an hour."""
     max_timeout_seconds: int = 30 * 24 * 3600
     """Maximum timeout that a client can request, in seconds. If it is less than the default (30
     days), clients cannot create sandboxes without a timeout (`never-timeout`) either."""
@@ -314,6 +334,11 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     def state(self) -> Path:
         """State directory as a path."""
         return Path(self.state_dir)
+
+    @property
+    def image_cache(self) -> Path:
+        """Directory of the images that are built on this machine."""
+        return Path(self.cache_dir) / "images"
 
     @property
     def run(self) -> Path:

@@ -3,12 +3,11 @@
 import base64
 import json
 import os
-import subprocess
 from pathlib import Path
 
 import pytest
 
-from tests.cli.conftest import PADDOCK
+from tests.cli.conftest import Cli
 from tests.runtime.local.images import builders
 from tests.runtime.local.images.registry.servers import (
     PASSWORD,
@@ -24,23 +23,14 @@ pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="owners are set, which
 
 
 def test_a_private_image_is_pulled_with_the_credentials_of_the_operator(tmp_path: Path) -> None:
-    environment = os.environ | {"PADDOCK_STATE": str(tmp_path / "state"), "HOME": str(tmp_path)}
-
-    def paddock(*arguments: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [str(PADDOCK), *arguments],
-            env=environment,
-            capture_output=True,
-            text=True,
-            timeout=60,
-            check=False,
-        )
-
+    paddock = Cli(
+        os.environ | {"PADDOCK_STATE_DIR": str(tmp_path / "state"), "HOME": str(tmp_path)}
+    )
     with registry(tmp_path / "registry", auth=basic_auth(tmp_path / "registry")) as server:
         layout = builders.oci_layout(tmp_path / "layout", (LAYER,))
         push(layout, server, "library/tiny:1", "--dest-creds", f"{USER}:{PASSWORD}")
         name = f"{server.host}/library/tiny:1"
-        denied = paddock("image", "pull", name)
+        denied = paddock.run("image", "pull", name)
         assert denied.returncode == 1
         assert f"access denied to '{name}'" in denied.stderr
         assert "hint:" in denied.stderr
@@ -49,25 +39,18 @@ def test_a_private_image_is_pulled_with_the_credentials_of_the_operator(tmp_path
         config = tmp_path / ".docker" / "config.json"
         config.parent.mkdir()
         config.write_text(json.dumps({"auths": {server.host: {"auth": login}}}))
-        pulled = json.loads(paddock("image", "pull", name, "-o", "json").stdout)
+        pulled = json.loads(paddock("image", "pull", name, "-o", "json"))
         assert (pulled["name"], pulled["new"]) == (name, True)
         assert pulled["digest"].startswith("sha256:")
-        again = paddock("image", "pull", name)
+        again = paddock.run("image", "pull", name)
         assert again.stdout == f"already current: {name}@{pulled['digest']}\n"
-        listed = json.loads(paddock("image", "ls", "-o", "json").stdout)
+        listed = json.loads(paddock("image", "ls", "-o", "json"))
         assert name in [item["name"] for item in listed]
         assert PASSWORD not in denied.stderr + again.stdout + again.stderr
 
 
 def test_a_malformed_reference_is_refused_with_a_hint(tmp_path: Path) -> None:
-    done = subprocess.run(
-        [str(PADDOCK), "image", "pull", "UPPER:1"],
-        env=os.environ | {"PADDOCK_STATE": str(tmp_path)},
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    done = Cli(os.environ | {"PADDOCK_STATE_DIR": str(tmp_path)}).run("image", "pull", "UPPER:1")
     assert done.returncode == 1
     assert "not a reference to an image" in done.stderr
     assert "such as python:3.12" in done.stderr

@@ -1,6 +1,7 @@
 """`up`, `down`, `status`, `logs` and `image` with real processes."""
 
 import contextlib
+import json
 import os
 import pty
 import re
@@ -12,6 +13,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import tomllib
 from collections.abc import Generator
 from pathlib import Path
 
@@ -206,6 +208,9 @@ def test_kubectl_uses_an_api_key_with_the_rights_of_its_role(
         for verb, kind, answer in (
             ("list", "sandboxes", "yes"),
             ("delete", "sandboxclaims", "yes"),
+            ("create", "sandboxclaims", "yes"),
+            ("patch", "sandboxes", "yes"),
+            ("create", "sandboxpools", "no"),
             ("create", "sandboxes", "no"),
             ("get", "secrets", "no"),
             ("*", "*", "no"),
@@ -218,6 +223,49 @@ def test_kubectl_uses_an_api_key_with_the_rights_of_its_role(
     assert box != own
     running("sandbox", "kill", box)
     member("sandbox", "kill", own)
+
+
+def test_kubectl_claims_pauses_and_resumes_with_an_api_key_within_its_quota(
+    running: Machine, tmp_path: Path
+) -> None:
+    key = running("keys", "create", "bot", "--team", "green", "--role", "member").strip()
+    running("teams", "quota", "green", "--sandboxes", "1")
+    with_key = {**running.environment, "E2B_API_KEY": key}
+    file = Path(Cli(with_key)("kubeconfig", "--key").strip())
+
+    def kubectl(*arguments: str, given: str = "") -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [binaries()[-1], "--kubeconfig", file, *arguments],
+            capture_output=True,
+            text=True,
+            check=False,
+            input=given,
+            env=with_key | {"HOME": str(tmp_path)},
+        )
+
+    claim = {
+        "apiVersion": "paddock.dev/v1alpha1",
+        "kind": "SandboxClaim",
+        "metadata": {"name": "two"},
+        "spec": {"templateName": "base", "replicas": 2, "claimTimeoutSeconds": 10},
+    }
+    for way in ((), ("--server-side",)):
+        applied = kubectl("apply", *way, "-f", "-", given=json.dumps(claim))
+        assert applied.returncode == 0, applied.stderr
+    waited = kubectl("wait", "--for=condition=Failed", "sandboxclaim/two", "--timeout=60s")
+    assert waited.returncode == 0, waited.stderr + kubectl("get", "sbc", "two", "-o", "yaml").stdout
+    [name] = kubectl("get", "sbx", "-o", "jsonpath={.items[*].metadata.name}").stdout.split()
+    for paused, phase in (("true", "Paused"), ("false", "Running")):
+        change = f'{{"spec": {{"paused": {paused}}}}}'
+        patched = kubectl("patch", "sandbox", name, "--type=merge", "-p", change)
+        assert patched.returncode == 0, patched.stderr
+        until = f"--for=jsonpath={{.status.phase}}={phase}"
+        reached = kubectl("wait", until, f"sandbox/{name}", "--timeout=60s")
+        assert reached.returncode == 0, reached.stderr
+    for change in ('{"spec": {"claim": null}}', '{"metadata": {"finalizers": null}}'):
+        refused = kubectl("patch", "sandbox", name, "--type=merge", "-p", change)
+        assert "Forbidden" in refused.stderr, refused.stdout
+    assert kubectl("delete", "sandbox", name, "--wait=false").returncode == 0
 
 
 def test_an_address_without_tls_is_refused(machine: Machine) -> None:
@@ -327,8 +375,11 @@ def test_a_backup_restores_everything_except_the_contents_of_sandboxes(machine: 
     box = machine("sandbox", "create", "--timeout", "600").strip()
     machine("down")
     archive = machine.home / "backup.tar.gz"
-    kept = ("store.db", "secrets.json")
-    subprocess.run(["tar", "-C", machine.state, "-czf", archive, *kept], check=True)
+    keyring = machine.home / "keyring.json"
+    subprocess.run(["tar", "-C", machine.state, "-czf", archive, "store.db"], check=True)
+    machine("keyring", "backup", str(keyring))
+    assert keyring.stat().st_mode & 0o777 == 0o600
+    shown = machine("keyring", "show")
     # A warm sandbox is used: it must not be handed out again as new.
     machine("up", "--detach")
     used = machine("sandbox", "create", "--timeout", "600").strip()
@@ -337,6 +388,11 @@ def test_a_backup_restores_everything_except_the_contents_of_sandboxes(machine: 
     machine("down", "--purge", "--yes")
     machine.state.mkdir(mode=0o700)
     subprocess.run(["tar", "-C", machine.state, "-xzf", archive], check=True)
+    refused = machine.run("up", "--detach")
+    assert "the keyring" in refused.stderr, refused.stderr
+    assert "is missing" in refused.stderr
+    machine("keyring", "restore", str(keyring))
+    assert machine("keyring", "show") == shown
     machine("up", "--detach")
     assert [item["id"] for item in machine.json("keys", "ls")] == [item["id"] for item in keys]
     [team] = [item for item in machine.json("teams", "ls") if item["name"] == "research"]
@@ -345,6 +401,38 @@ def test_a_backup_restores_everything_except_the_contents_of_sandboxes(machine: 
     assert machine.run("sandbox", "exec", used, "true").returncode != 0
     fresh = machine("sandbox", "create", "--timeout", "600").strip()
     assert machine("sandbox", "exec", fresh, "ls; echo fine") == "fine\n"
+
+
+def test_a_rotation_applies_without_a_restart_and_prune_deletes_what_nothing_needs(
+    machine: Machine,
+) -> None:
+    machine("up", "--detach")
+    box = machine("sandbox", "create", "--timeout", "600").strip()
+    machine("sandbox", "exec", box, "echo mine > note.txt")
+    before = machine.json("keyring", "show")
+    for what in ("seed", "encryption"):
+        assert "down" not in machine("keyring", "rotate", what)
+    log = machine.state / "logs" / "control.log"
+    for line in ("seed of tokens in use changed", "store rewritten with the encryption key in use"):
+        until(lambda wanted=line: wanted in log.read_text())
+    assert machine("sandbox", "exec", box, "cat note.txt") == "mine\n"
+    new = machine("sandbox", "create", "--timeout", "600").strip()
+    assert machine("sandbox", "exec", new, "echo fine") == "fine\n"
+    assert "Paddock runs" in machine.run("keyring", "prune").stderr
+    machine("down")
+    pruned = machine.json("keyring", "prune")
+    assert pruned["deleted"] == [f"encryption {before['encryption'][0]}"]
+    assert pruned["kept"] == [f"seed {before['seed'][0]}"]
+    refused = machine.run("keyring", "prune")
+    assert refused.returncode == 1
+    assert "1 sandboxes use it" in refused.stderr
+    machine("up", "--detach")
+    assert machine("sandbox", "exec", box, "cat note.txt") == "mine\n"
+    machine("sandbox", "kill", box)
+    machine("down")
+    assert machine.json("keyring", "prune")["deleted"] == [f"seed {before['seed'][0]}"]
+    machine("up", "--detach")
+    assert machine("sandbox", "exec", new, "echo fine") == "fine\n"
 
 
 def test_purge_refuses_a_directory_that_is_not_paddocks(machine: Machine) -> None:
@@ -401,6 +489,17 @@ def test_on_a_terminal_a_bar_shows_the_warming_pool_and_ctrl_c_stops(machine: Ma
             process.kill()
             process.wait()
         os.close(ours)
+
+
+def test_the_recipe_of_an_image_is_printed(machine: Machine, tmp_path: Path) -> None:
+    printed = machine("image", "build-base", "minimal", "--print")
+    assert tomllib.loads(printed)["name"] == "minimal"
+    assert tomllib.loads(machine("image", "build-base", "--print"))["from"] == "minimal"
+    wrong = tmp_path / "recipe.toml"
+    wrong.write_text('name = "a"\nfrom = "alpine"')
+    refused = machine.run("image", "build-base", "--recipe", str(wrong))
+    assert f"the recipe {wrong} builds on 'alpine'" in refused.stderr
+    assert "hint: `from` is one of base, minimal, or left out" in refused.stderr
 
 
 def test_images_are_listed_imported_and_deleted(machine: Machine, tmp_path: Path) -> None:

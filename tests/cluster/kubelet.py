@@ -51,8 +51,8 @@ PATIENCE_SECONDS = 60.0
 
 
 def base_rootfs() -> Path | None:
-    """Return the root of the base image, or `None` if it is not built."""
-    found = sorted(IMAGES.glob("base-*/rootfs"))
+    """Return the root of the image `minimal`, or `None` if it is not built."""
+    found = sorted(IMAGES.glob("minimal-*/rootfs"))
     return found[-1] if found else None
 
 

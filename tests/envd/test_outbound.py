@@ -141,7 +141,7 @@ def test_what_a_killed_envd_has_written_is_removed_with_the_setting(
 ):
     before = tree(root)
     wanted = OutboundFiles(ca_certificates=pem, apt_mirror="http://m", sudo_variables=("A",))
-    replace, steps = outbound._replace, 0
+    replace, steps = outbound.texts.replace, 0
 
     def counted(path: str, text: str, **options: int) -> None:
         nonlocal steps
@@ -152,11 +152,11 @@ def test_what_a_killed_envd_has_written_is_removed_with_the_setting(
 
     for last in range(30):
         steps = last
-        monkeypatch.setattr(outbound, "_replace", counted)
+        monkeypatch.setattr(outbound.texts, "replace", counted)
         with contextlib.suppress(KilledError):
             OutboundWriter().apply(wanted)
         is_complete = steps >= 0
-        monkeypatch.setattr(outbound, "_replace", replace)
+        monkeypatch.setattr(outbound.texts, "replace", replace)
 
         OutboundWriter().apply(OutboundFiles())
 

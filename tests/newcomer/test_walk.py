@@ -11,7 +11,7 @@ from tests.newcomer.walk import Walk
 pytestmark = [
     pytest.mark.sandbox,
     pytest.mark.sdk,
-    pytest.mark.timeout(300),
+    pytest.mark.timeout(480),
     pytest.mark.skipif(os.geteuid() != 0, reason="sandboxes with checkpoints need root"),
 ]
 

@@ -81,7 +81,7 @@ class Walk:
 
     def provide_image(self, name: str) -> None:
         """Write an image as `docker export` does."""
-        directory = base.base_directory(self.cache / "images") / "rootfs"
+        directory = base.minimal_rootfs(self.cache / "images")
         subprocess.run(["tar", "-C", directory, "-cf", self.checkout / name, "."], check=True)
 
     # ---- the session ---------------------------------------------------------------------

@@ -16,6 +16,7 @@ import yaml
 from paddock.cli.kube.files import write_deploy
 from paddock.cli.kube.manifests import manifests
 from paddock.cli.kube.options import KubeOptions
+from paddock.resources.registry import KINDS
 from tests.cluster.binaries import BinariesMissingError
 from tests.cluster.control_plane import CONTROLLER_MANAGER, KubeCluster
 from tests.cluster.fixtures import REQUIRE
@@ -84,7 +85,7 @@ def test_generated_files_are_up_to_date(tmp_path: Path) -> None:
 def test_the_server_accepts_the_kustomize_output(kube_cluster: ClusterInfo) -> None:
     built = kubectl(kube_cluster, "kustomize", str(DEPLOY / "kustomize" / "base"))
     kinds = [item["kind"] for item in yaml.safe_load_all(built)]
-    assert kinds.count("CustomResourceDefinition") == 7
+    assert kinds.count("CustomResourceDefinition") == len(KINDS)
     kubectl(kube_cluster, "create", "namespace", "paddock-system", "--dry-run=client")
     others = [
         item
@@ -563,7 +564,8 @@ def test_the_chart_installs_upgrades_and_uninstalls_cleanly(
     released("uninstall")
     deployments = "/apis/apps/v1/namespaces/paddock-system/deployments"
     assert not empty_cluster.request("GET", deployments)["items"]
-    assert len(empty_cluster.request("GET", CRDS)["items"]) == 7, "sandboxes outlive an uninstall"
+    left = empty_cluster.request("GET", CRDS)["items"]
+    assert len(left) == len(KINDS), "sandboxes outlive an uninstall"
     pool["spec"]["replicas"] = 7
     _replace(empty_cluster, POOL, pool)
     released("install", str(CHART))
@@ -598,5 +600,6 @@ def test_a_chart_upgrade_requires_upgraded_crds(
 
     definitions = run_helm(helm, None, "show", "crds", str(CHART))
     apply = ("apply", "--server-side", "--force-conflicts", "-f", "-")
-    assert kubectl(empty_cluster, *apply, given=definitions).count("serverside-applied") == 7
+    applied = kubectl(empty_cluster, *apply, given=definitions)
+    assert applied.count("serverside-applied") == len(KINDS)
     released("upgrade", str(CHART))

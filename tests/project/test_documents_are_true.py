@@ -36,8 +36,10 @@ OF_OTHERS = {
     "COMPLETE",
     "TEST_SEED",
     "GENERATION",
+    "DEBIAN_MIRROR",
+    "DEBIAN_SUITE",
 }
-"""Variables that are not settings: of the command, of scripts, of tasks, of clone hooks."""
+"""Variables that are not settings: of the command, of scripts, tasks, clone hooks and builds."""
 
 
 def anchors(text: str) -> set[str]:

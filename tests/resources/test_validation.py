@@ -62,7 +62,7 @@ def test_there_is_an_example_of_every_kind():
     }
     assert shown == {
         "BatchSandbox", "Checkpoint", "Sandbox", "SandboxClaim", "SandboxEnv", "SandboxPool",
-        "SandboxTemplate",
+        "SandboxTemplate", "TemplateBuild",
     }  # fmt: skip
 
 

@@ -89,6 +89,12 @@ class RuntimeContract:
         yield
         await world.clear()
 
+    async def test_an_image_that_is_there_is_ready_at_once(self, world: World):
+        ready = await world.runtime.ensure_image(world.image, team="t")
+        assert ready.reference == world.image
+        assert ready.pulled_bytes == 0
+        assert await world.runtime.image_pulls() == ()
+
     async def test_a_created_sandbox_runs_and_is_reachable(self, world):
         instance = await world.running()
         assert instance.state is InstanceState.RUNNING

@@ -24,6 +24,7 @@ REFUSED = [
     (KUBERNETES, {"pauseStrategy": "Hibernate"}, "pauseStrategy", "use Freeze"),
     (KUBERNETES, {"pauseStrategy": "Stop"}, "pauseStrategy", "volumeClaimTemplates"),
     (KUBERNETES, {"network": DOMAIN}, "network.allowOut[1]", "CIDRs"),
+    (KUBERNETES, {"restoreFrom": "cp"}, "restoreFrom", "use an image"),
     (KUBERNETES, {"resources": {"ioReadIops": 5}}, "resources.ioReadIops", "podTemplate"),
 ]
 
@@ -60,6 +61,7 @@ def test_every_restriction_of_the_table_is_tested() -> None:
 def test_pods_have_no_snapshots_and_no_hibernation() -> None:
     for kind, spec, path in (
         ("Checkpoint", {"sandboxName": "x"}, "spec"),
+        ("TemplateBuild", {"templateName": "x"}, "spec"),
         ("Sandbox", {"restoreFrom": "cp"}, "spec.restoreFrom"),
         ("Sandbox", {"pauseStrategy": "Hibernate"}, "spec.pauseStrategy"),
         ("Sandbox", {"network": DOMAIN}, "spec.network.allowOut[1]"),

@@ -14,6 +14,7 @@ from paddock.app.roles.control_plane import ControlPlane
 from paddock.app.wiring import default_resources
 from paddock.app.wiring.secrets import Secrets
 from paddock.claims.caller import Caller, Role
+from paddock.controllers.template_build.ports import BuildShell
 from paddock.kit.clock import Clock, LoopClock
 from paddock.kit.tasks import background
 from paddock.resources.kinds.pool import SandboxPool
@@ -78,6 +79,7 @@ async def paddock(
     runtime: SimulatedRuntime | None = None,
     clock: Clock | None = None,
     audit: AuditLog | None = None,
+    build_shell: BuildShell | None = None,
     **settings,
 ) -> AsyncGenerator[World]:
     """Run a control plane for the duration of a test."""
@@ -90,6 +92,7 @@ async def paddock(
         runtime=runtime,
         clock=clock,
         audit=audit,
+        build_shell=build_shell,
     )
     async with contextlib.AsyncExitStack() as stack:
         await stack.enter_async_context(plane.provider.run())

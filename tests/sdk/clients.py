@@ -39,8 +39,8 @@ def checks_of(script: str, *, newest: bool) -> list[str]:
     return found
 
 
-def javascript_checks() -> list[str]:
-    text = (SCRIPTS / "javascript.mjs").read_text()
+def javascript_checks(script: str = "javascript.mjs") -> list[str]:
+    text = (SCRIPTS / script).read_text()
     found = re.findall(r"^  async (?:'(.+?)'|(\w+))\(\)", text, re.MULTILINE)
     return [quoted or bare for quoted, bare in found]
 

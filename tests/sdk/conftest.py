@@ -2,12 +2,12 @@
 
 import asyncio
 import os
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 
 import pytest
 
 from tests.installation import Installation
-from tests.sdk.clients import NODE_CLIENTS
+from tests.sdk.clients import NODE_CLIENTS, SCRIPTS, python_of, results_of
 
 
 @pytest.fixture(scope="session")
@@ -34,3 +34,17 @@ def environment(installation: Installation) -> dict[str, str]:
         "E2B_SANDBOX_URL": installation.url,
         "NODE_CLIENTS": str(NODE_CLIENTS),
     }
+
+
+@pytest.fixture(scope="session")
+def results(environment: dict[str, str]) -> Callable[[str, str], dict[str, dict]]:
+    """The results of each Python client, which runs once."""
+    known: dict[tuple[str, str], dict[str, dict]] = {}
+
+    def run(script: str, version: str) -> dict[str, dict]:
+        if (script, version) not in known:
+            command = [python_of(version), SCRIPTS / script]
+            known[script, version] = results_of(command, environment)
+        return known[script, version]
+
+    return run

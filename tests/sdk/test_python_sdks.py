@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.sdk.clients import NEWEST, OLDER, SCRIPTS, checks_of, python_of, results_of
+from tests.sdk.clients import NEWEST, OLDER, checks_of
 
 pytestmark = [pytest.mark.sdk, pytest.mark.sandbox, pytest.mark.timeout(480)]
 
@@ -11,20 +11,6 @@ RUNS = [
     for script in ("python_sync.py", "python_async.py")
     for version in (NEWEST, OLDER)
 ]
-
-
-@pytest.fixture(scope="session")
-def results(environment: dict[str, str]):
-    """The results of each client, which runs once."""
-    known: dict[tuple[str, str], dict] = {}
-
-    def run(script: str, version: str) -> dict:
-        if (script, version) not in known:
-            command = [python_of(version), SCRIPTS / script]
-            known[script, version] = results_of(command, environment)
-        return known[script, version]
-
-    return run
 
 
 @pytest.mark.parametrize(

@@ -1,43 +1,33 @@
-"""Sandboxes under attack: of both privileges, new, woken from hibernation, and forked."""
+"""Sandboxes under attack: of both privileges, in every state of the battery."""
 
 import pytest
 
-from paddock.runtime.port import Blueprint, Instance
+from paddock.runtime.port import Instance
 from tests.runtime.conftest import _node, box, node
-from tests.runtime.local.nodes import TestNode
+from tests.security.battery.attacks import PRIVILEGES, STATES
+from tests.security.battery.states import prepare
 
 __all__ = ["_node", "box", "node"]
 
 
-@pytest.fixture(params=["new", "woken", "forked"])
+@pytest.fixture(params=STATES)
 def age(request) -> str:
     """What happened to the sandbox before the attack."""
     return request.param
 
 
-@pytest.fixture(params=["sudo", "locked"])
-async def attacker(node, age, request) -> Instance:
+@pytest.fixture(params=PRIVILEGES)
+def privileges(request) -> str:
+    """The privileges of the sandbox under attack."""
+    return request.param
+
+
+@pytest.fixture
+async def attacker(node, age, privileges) -> Instance:
     """A sandbox for attacks that fail; one per privilege and age, replaced if a test broke it."""
-    name = f"attacker-{request.param}-{age}"
+    name = f"attacker-{privileges}-{age}"
     found = await node.runtime.inspect(name)
     if found is not None and found.state == "running":
         return found
     await node.runtime.destroy(name)
-    return await _make(node, name, request.param, age)
-
-
-async def _make(node: TestNode, name: str, privileges: str, age: str) -> Instance:
-    blueprint = Blueprint(uid=name, image="host", privileges=privileges)
-    if age == "forked":
-        parent = await node.runtime.create(
-            Blueprint(uid=f"{name}-parent", image="host", privileges=privileges)
-        )
-        (made,) = await node.runtime.fork(parent.uid, (blueprint,))
-        await node.runtime.destroy(parent.uid)
-        assert isinstance(made, Instance), made
-        return made
-    made = await node.runtime.create(blueprint)
-    if age == "woken":
-        await node.runtime.hibernate(name)
-        made = await node.runtime.restore(name)
-    return made
+    return await prepare(node, name, privileges, age)

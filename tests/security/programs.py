@@ -1,4 +1,4 @@
-"""The image `programs`: the base image plus browsers, databases and compilers.
+"""The image `programs`: the image `minimal` plus browsers, databases and compilers.
 
 Built once per list of packages, in the cache of the machine; it takes some minutes and 2 GB. Run
 `python -m tests.security.programs` as root to build it.
@@ -12,7 +12,9 @@ import sys
 import tempfile
 from pathlib import Path
 
-from paddock.runtime.local.images.base import DEFAULT_CACHE, ROOTFS, build_base
+from paddock.runtime.local.images.base import DEFAULT_CACHE, build_base, minimal_rootfs
+from paddock.runtime.local.images.debian.build import ROOTFS
+from paddock.runtime.local.images.debian.recipe import built_in
 
 PACKAGES = (
     "chromium",
@@ -47,7 +49,7 @@ rm "$root/usr/sbin/policy-rc.d"
 
 def directory(cache: Path = DEFAULT_CACHE) -> Path:
     """Return the root file system of the image, built or not."""
-    base = build_base(cache)
+    base = build_base(cache, recipe=built_in("minimal"))
     recipe = " ".join((base.name, *PACKAGES))
     return cache / f"programs-{hashlib.sha256(recipe.encode()).hexdigest()[:12]}" / ROOTFS
 
@@ -60,7 +62,7 @@ def build(cache: Path = DEFAULT_CACHE) -> Path:
     work = Path(tempfile.mkdtemp(prefix=".building-", dir=cache))
     try:
         rootfs = work / ROOTFS
-        source = build_base(cache) / ROOTFS
+        source = minimal_rootfs(cache)
         subprocess.run(["cp", "-a", "--reflink=auto", str(source), str(rootfs)], check=True)
         # Mounts and processes of the installation end with their namespaces.
         command = ["unshare", "--mount", "--pid", "--fork", "--kill-child", "sh", "-c", _INSTALL]

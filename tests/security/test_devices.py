@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.runtime.local.inside import begin, run, succeeds
+from tests.security.battery.attacks import DEVICE_CHANGES
 
 pytestmark = [pytest.mark.sandbox, pytest.mark.timeout(120)]
 
@@ -47,7 +48,7 @@ async def test_device_files_work_and_cannot_be_changed(attacker):
     assert await succeeds(attacker, works)
     assert await succeeds(attacker, works, user="user")
     before = _facts()
-    for attempt in ("chmod 600", "chown 1000", "setfattr -n user.x -v y", "rm -f"):
+    for attempt in DEVICE_CHANGES:
         for name in ("null", "urandom"):
             assert not await succeeds(attacker, f"{attempt} /dev/{name} 2>/dev/null"), attempt
     await run(attacker, f"touch -a {_PATHS}; touch -m {_PATHS}")

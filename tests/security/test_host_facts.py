@@ -6,23 +6,10 @@ from pathlib import Path
 import pytest
 
 from tests.runtime.local.inside import run
+from tests.security.battery import facts
 
 pytestmark = [pytest.mark.sandbox, pytest.mark.timeout(120)]
 
-_FILES = [
-    *("buddyinfo", "cgroups", "cmdline", "config.gz", "diskstats", "interrupts", "iomem"),
-    *("kallsyms", "keys", "modules", "partitions", "schedstat", "sched_debug", "softirqs"),
-    *("swaps", "timer_list", "vmallocinfo", "slabinfo", "zoneinfo", "kcore", "pressure/cpu"),
-    *("pressure/io", "pressure/memory", "sys/fs/file-nr", "sys/fs/inode-nr", "sys/fs/aio-nr"),
-    *("sys/fs/dentry-state", "sys/kernel/core_pattern", "sys/kernel/pty/nr"),
-]
-_TREES = [
-    *("/proc/bus", "/proc/fs", "/proc/irq", "/sys/fs/btrfs", "/sys/fs/ext4", "/sys/fs/xfs"),
-    *("/sys/block", "/sys/kernel/boot_params", "/sys/kernel/slab", "/sys/kernel/irq"),
-    *("/sys/kernel/debug", "/sys/firmware", "/sys/module", "/sys/bus/pci"),
-    *("/sys/devices/virtual/dmi", "/sys/devices/system/node", "/sys/kernel/tracing"),
-    "/sys/class/block/*/",
-]
 _WALK = """
 import os, sys
 wanted = [word for word in sys.argv[1:]]
@@ -65,10 +52,10 @@ _TOOLS = [
 
 
 async def test_files_about_the_machine_are_empty(attacker):
-    script = f"cd /proc; cat {' '.join(_FILES)} /sys/kernel/vmcoreinfo 2>/dev/null"
+    script = f"cd /proc; cat {' '.join(facts.FILES)} /sys/kernel/vmcoreinfo 2>/dev/null"
     assert (await run(attacker, f"({script}) | wc -c")).out.strip() == "0"
     assert not (await run(attacker, "grep -v ' 0$' /proc/vmstat")).out
-    found = await run(attacker, f"find {' '.join(_TREES)} -mindepth 1 2>/dev/null | head")
+    found = await run(attacker, f"find {' '.join(facts.TREES)} -mindepth 1 2>/dev/null | head")
     assert found.out == ""
 
 

@@ -1,10 +1,12 @@
 """Programs that people run in sandboxes work in spite of all limits.
 
-Small ones run on the image of the machine, as far as it has them. Large ones (browser, databases,
-Node, Java) run with `--security-full` on an image that is built for them (`programs.py`).
+Small ones, and some servers, run on the image of the machine, as far as it has them. Large ones
+(browser, databases, Node, Java) run with `--security-full` on an image that is built for them
+(`programs.py`).
 """
 
 import base64
+import glob
 import shutil
 
 import pytest
@@ -26,7 +28,25 @@ int main(void) {
 }
 """
 COMPILE = f"cat > hello.c <<'EOF'\n{HELLO}\nEOF\ngcc -g -O1 -pthread hello.c -o hello"
+BUILD = r"""
+for name in one two three; do echo "int $name(void) { return 2; }" > $name.c; done
+cat > main.c <<'EOF'
+#include <stdio.h>
+int one(void), two(void), three(void);
+int main(void) { return printf("answer %d\n", (one() + two() + three()) * 7) < 0; }
+EOF
+cat > Makefile <<'EOF'
+all: main
+main: main.o libparts.a
+	$(CC) -o $@ main.o libparts.a
+libparts.a: one.o two.o three.o
+	$(AR) rcs $@ $^
+EOF
+make -j4 > log 2>&1 || cat log
+./main
+"""
 SMALL = {
+    "make": (BUILD, "answer 42"),
     "gcc": (f"{COMPILE} && ./hello", "from a thread"),
     "ip": ("ip -brief address show lo", "127.0.0.1/8"),
     "ss": (
@@ -120,6 +140,14 @@ kill $server; wait $server""",
 }
 
 
+PROGRAMS = {
+    "node": ("/usr/bin/node", "/usr/local/bin/node"),
+    "java": ("/usr/bin/javac", "/usr/local/bin/javac"),
+    "postgresql": ("/usr/lib/postgresql/*/bin/initdb",),
+}
+"""Files by which the machine has a program; sandboxes see only these places."""
+
+
 def script(commands: str) -> str:
     """Return a command that runs in a new directory; encoded because of its quotes."""
     code = base64.b64encode(f"cd $(mktemp -d)\nexport HOME=$PWD\n{commands}\n".encode()).decode()
@@ -146,6 +174,17 @@ async def test_small_programs_work(small_box, name, user):
     outcome = await run(small_box, script(commands), user=user)
     squeezed = " ".join(outcome.out.split())
     assert " ".join(expected.split()) in squeezed, outcome
+
+
+@pytest.mark.parametrize("name", ["node", "java", "postgresql"])
+async def test_servers_of_the_machine_work(node, small_box, name):
+    if not any(map(glob.glob, PROGRAMS[name])):
+        pytest.skip(f"the machine has no {name}")
+    outcome = await run(small_box, script(LARGE[name]), user="user", timeout=100)
+    assert "answer 42" in outcome.out, outcome
+    found = await node.runtime.inspect(small_box.uid)
+    assert found is not None
+    assert found.state == "running"  # no watch took it for an attack
 
 
 @pytest.mark.parametrize("privileges", ["sudo", "locked"])

@@ -5,10 +5,13 @@ the attack in full size, some minutes.
 """
 
 import asyncio
+import contextlib
 import time
+from collections.abc import AsyncGenerator
 
 import pytest
 
+from paddock.kit.errors import ConflictError
 from paddock.runtime.local.kernel.cgroups import Cgroups
 from paddock.runtime.port import AgentConfig, Blueprint, Instance, InstanceState, Limits
 from tests.runtime.local.inside import begin, run
@@ -65,43 +68,52 @@ async def _wake_seconds(node: TestNode, uid: str) -> float:
     return time.monotonic() - began
 
 
+@contextlib.asynccontextmanager
+async def _slow_restores(
+    node: TestNode, slow: Instance
+) -> AsyncGenerator[list[asyncio.Task[Instance]]]:
+    """Run four slow restores of one team, of which some wait for their turn."""
+    await node.runtime.snapshot(slow.uid, "slow-state", memory=True, keep_running=True)
+    uids = [f"slow-{number}" for number in range(4)]
+    creates = [
+        asyncio.create_task(
+            node.runtime.create(Blueprint(uid=uid, agent=SLOW, checkpoint_id="slow-state"))
+        )
+        for uid in uids
+    ]
+
+    async def some_wait() -> bool:
+        report = {one.kind: one for one in await node.runtime.heavy_work()}
+        return report["fork"].running > 0 and report["fork"].waiting > 0
+
+    try:
+        await eventually(some_wait)
+        yield creates
+    finally:
+        await asyncio.gather(*creates, return_exceptions=True)
+        for uid in uids:
+            await node.runtime.destroy(uid)
+        await node.runtime.delete_checkpoint("slow-state")
+
+
 async def test_slow_restores_do_not_delay_another_team(node: TestNode, box, slow) -> None:
     other = await box(agent=OTHER)
     await node.runtime.hibernate(other.uid)
     usual = await _wake_seconds(node, other.uid)
     await node.runtime.hibernate(other.uid)
-    await node.runtime.snapshot(slow.uid, "slow-state", memory=True, keep_running=True)
-    forks = [f"slow-{number}" for number in range(4)]
-    creates = [
-        asyncio.create_task(
-            node.runtime.create(Blueprint(uid=uid, agent=SLOW, checkpoint_id="slow-state"))
-        )
-        for uid in forks
-    ]
-    try:
-
-        async def some_wait() -> bool:
-            report = {one.kind: one for one in await node.runtime.heavy_work()}
-            return report["fork"].running > 0 and report["fork"].waiting > 0
-
-        await eventually(some_wait)
+    async with _slow_restores(node, slow) as creates:
         woken = await _wake_seconds(node, other.uid)
         assert woken < max(10 * usual, 0.6)
         assert not any(create.done() for create in creates), "the restores were not slow"
         for made in await asyncio.gather(*creates):
             assert made.state is InstanceState.RUNNING
-    finally:
-        await asyncio.gather(*creates, return_exceptions=True)
-        for uid in forks:
-            await node.runtime.destroy(uid)
-        await node.runtime.delete_checkpoint("slow-state")
 
 
 async def test_dump_and_restore_use_the_cpu_time_of_the_sandbox(node: TestNode, slow) -> None:
     cgroups = Cgroups((await node.facts())["node_id"])
 
     def used() -> float:
-        return max(cgroups.cpu_seconds(name) for name in cgroups.names())
+        return sum(cgroups.cpu_seconds(name) for name in cgroups.names())
 
     before = used()
     await node.runtime.snapshot(slow.uid, "cpu-state", memory=True, keep_running=True)
@@ -142,3 +154,43 @@ async def test_a_call_that_is_given_up_leaves_the_queue(node: TestNode, slow) ->
         for number in range(6):
             await node.runtime.destroy(f"given-up-{number}")
         await node.runtime.delete_checkpoint("queued-state")
+
+
+_COUNT = """
+import os, time
+for number in range(10**9):
+    with open("/tmp/count.new", "w") as file:
+        file.write(str(number))
+    os.rename("/tmp/count.new", "/tmp/count")
+    time.sleep(0.01)
+"""
+
+
+async def _count(instance: Instance) -> int:
+    return int((await run(instance, "cat /tmp/count")).out or 0)
+
+
+async def test_a_sandbox_does_not_run_while_its_hibernation_waits(node: TestNode, box, slow):
+    patient = await box(agent=SLOW)
+    await begin(patient, f"exec python3 -c '{_COUNT}'")
+    await eventually(lambda: _count(patient), pause=0.1)
+    async with _slow_restores(node, slow):
+        began = time.monotonic()
+        assert (await node.runtime.hibernate(patient.uid)).state is InstanceState.FROZEN
+        assert time.monotonic() - began < 1
+        waiting = asyncio.create_task(node.runtime.hibernate(patient.uid))
+        await asyncio.sleep(0.3)
+        assert not waiting.done(), "the restores were not slow"
+
+        # Thawed before its turn, it continues, and the attempt ends without effect.
+        assert (await node.runtime.thaw(patient.uid)).state is InstanceState.RUNNING
+        count = await _count(patient)
+        assert await _count(patient) > count
+        with pytest.raises(ConflictError, match="was thawed before it could be hibernated"):
+            await waiting
+        assert await _count(patient) > count
+    # In its turn it is stored, and the same processes continue.
+    before = await _count(patient)
+    assert (await node.runtime.hibernate(patient.uid)).state is InstanceState.HIBERNATED
+    await node.runtime.restore(patient.uid)
+    assert await _count(patient) > before

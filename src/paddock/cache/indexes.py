@@ -20,6 +20,7 @@ from paddock.resources.kinds.sandbox import (
     Sandbox,
 )
 from paddock.resources.kinds.template import SandboxTemplate, TemplateRef
+from paddock.resources.kinds.template_build import LABEL_LAYER, TemplateBuild
 from paddock.resources.meta import Key, Resource, controller_of
 
 NAME = "name"
@@ -35,7 +36,12 @@ SANDBOX_POOL = "sandboxPool"
 POOL_REF = "poolRef"
 """BatchSandbox: the `Key` of the pool that serves it."""
 TEMPLATE_ID = "templateID"
-"""SandboxTemplate: its name and aliases. SandboxPool, SandboxEnv: the name of their template."""
+"""SandboxTemplate: its name and aliases. SandboxPool, SandboxEnv, TemplateBuild: the name of their
+template."""
+RESTORE_FROM = "restoreFrom"
+"""SandboxTemplate: the public id of the checkpoint that its sandboxes start from."""
+LAYER = "layer"
+"""Checkpoint: the `Key` of namespace and layer key, if it stores a layer of a template build."""
 CHECKPOINT_ID = "checkpointID"
 """Checkpoint: its public id and names."""
 BATCH = "batch"
@@ -65,7 +71,11 @@ def definitions() -> Mapping[type[Resource], Functions]:
             CLAIM: _sandbox_claim,
             IDEMPOTENCY_KEY: _sandbox_idempotency_key,
         },
-        SandboxTemplate: {**common, TEMPLATE_ID: _template_ids},
+        SandboxTemplate: {
+            **common,
+            TEMPLATE_ID: _template_ids,
+            RESTORE_FROM: _restore_from,
+        },
         SandboxPool: {**common, TEMPLATE_ID: _pool_template},
         SandboxClaim: common,
         Checkpoint: {
@@ -73,6 +83,7 @@ def definitions() -> Mapping[type[Resource], Functions]:
             CHECKPOINT_ID: _checkpoint_ids,
             USER: _checkpoint_user,
             SANDBOX_NAME: _checkpoint_sandbox,
+            LAYER: _layer,
         },
         BatchSandbox: {
             **common,
@@ -80,6 +91,7 @@ def definitions() -> Mapping[type[Resource], Functions]:
             SHARD_ID: _shard_ids,
         },
         SandboxEnv: {**common, TEMPLATE_ID: _env_template},
+        TemplateBuild: {**common, TEMPLATE_ID: _build_template},
     }
 
 
@@ -133,6 +145,14 @@ def _template_ids(template: SandboxTemplate) -> tuple[Hashable, ...]:
     return tuple(dict.fromkeys((template.metadata.name, *template.spec.aliases)))
 
 
+def _restore_from(template: SandboxTemplate) -> tuple[Hashable, ...]:
+    return (template.spec.restore_from,) if template.spec.restore_from else ()
+
+
+def _layer(checkpoint: Checkpoint) -> tuple[Hashable, ...]:
+    return _labelled(checkpoint, LABEL_LAYER)
+
+
 def _reference(reference: TemplateRef | None) -> tuple[Hashable, ...]:
     return () if reference is None else (reference.name,)
 
@@ -143,6 +163,15 @@ def _pool_template(pool: SandboxPool) -> tuple[Hashable, ...]:
 
 def _env_template(env: SandboxEnv) -> tuple[Hashable, ...]:
     return _reference(env.spec.template_ref)
+
+
+def _build_template(build: TemplateBuild) -> tuple[Hashable, ...]:
+    return (build.spec.template_name,)
+
+
+def has_checkpoint_id(checkpoint: Checkpoint, checkpoint_id: str) -> bool:
+    """Whether this is the public id of a checkpoint, not one of its names, which teams choose."""
+    return checkpoint_id in (checkpoint.spec.checkpoint_id, checkpoint.status.checkpoint_id)
 
 
 def _checkpoint_ids(checkpoint: Checkpoint) -> tuple[Hashable, ...]:

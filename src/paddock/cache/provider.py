@@ -30,7 +30,9 @@ from paddock.resources.kinds.env import SandboxEnv
 from paddock.resources.kinds.pool import SandboxPool
 from paddock.resources.kinds.sandbox import Sandbox
 from paddock.resources.kinds.template import SandboxTemplate
+from paddock.resources.kinds.template_build import TemplateBuild
 from paddock.resources.meta import Key, Resource
+from paddock.resources.rights import SHARED_NAMESPACE
 from paddock.store.port import Store
 
 R = TypeVar("R", bound=Resource)
@@ -43,6 +45,7 @@ KINDS: tuple[type[Resource], ...] = (
     Checkpoint,
     BatchSandbox,
     SandboxEnv,
+    TemplateBuild,
 )
 SYNC_SECONDS = 60.0
 
@@ -190,13 +193,17 @@ class Provider:
     # ---- other kinds ---------------------------------------------------------------------
 
     def template(self, name: str, *, namespace: str | None = None) -> SandboxTemplate | None:
-        """Find a template by name or alias: the namespace's own first, then a public one."""
-        best: tuple[tuple[bool, bool, Key], SandboxTemplate] | None = None
+        """Find a template by name or alias: the namespace's own first, then a public one.
+
+        Of public ones, that of the shared namespace: a team cannot replace it by its own.
+        """
+        best: tuple[tuple[bool, bool, bool, Key], SandboxTemplate] | None = None
         for item in self.view(SandboxTemplate, indexes.TEMPLATE_ID, name):
             is_foreign = namespace is not None and item.metadata.namespace != namespace
             if is_foreign and not item.spec.public:
                 continue
-            rank = (is_foreign, item.metadata.name != name, item.key)
+            is_shared = item.metadata.namespace == SHARED_NAMESPACE
+            rank = (is_foreign, not is_shared, item.metadata.name != name, item.key)
             if best is None or rank < best[0]:
                 best = (rank, item)
         return None if best is None else best[1]
@@ -209,6 +216,15 @@ class Provider:
         return tuple(
             item for item in found if item.spec.public or item.metadata.namespace == namespace
         )
+
+    def builds_of_template(self, template: Key) -> dict[str, TemplateBuild]:
+        """Return the builds of a template by name, in no particular order."""
+        found = self.view(TemplateBuild, indexes.TEMPLATE_ID, template.name)
+        return {
+            item.metadata.name: item
+            for item in found
+            if item.metadata.namespace == template.namespace
+        }
 
     def pool(self, name: str, *, namespace: str | None = None) -> SandboxPool | None:
         """Find a pool."""
@@ -245,11 +261,7 @@ class Provider:
     def checkpoint(self, checkpoint_id: str) -> Checkpoint | None:
         """Find a checkpoint by its public id, or by one of its names."""
         found = self.view(Checkpoint, indexes.CHECKPOINT_ID, checkpoint_id)
-        exact = [
-            item
-            for item in found
-            if checkpoint_id in (item.spec.checkpoint_id, item.status.checkpoint_id)
-        ]
+        exact = [item for item in found if indexes.has_checkpoint_id(item, checkpoint_id)]
         return _only(exact or found, f"checkpoint {checkpoint_id}")
 
     def checkpoints(self, owner: str) -> tuple[Checkpoint, ...]:

@@ -16,6 +16,7 @@ from paddock.resources.kinds.sandbox import (
     LABEL_TEAM,
     LABEL_TEMPLATE,
     ClaimIdentity,
+    PauseDeadlines,
     Sandbox,
     SandboxSpec,
     SandboxStatus,
@@ -68,9 +69,15 @@ def _spec(spec: SandboxSpec) -> SandboxSpec:
         retained_until=spec.retained_until,
         wake_on_traffic=spec.wake_on_traffic,
         network=None if network is None else _incoming(network),
+        before_pause=_pause_request(spec),
         claim=None if spec.claim is None else _claim(spec.claim),
         recycle=spec.recycle,
     )
+
+
+def _pause_request(spec: SandboxSpec) -> PauseDeadlines | None:
+    before = spec.before_pause
+    return None if before is None else PauseDeadlines(requested_at=before.requested_at)
 
 
 def _incoming(network: NetworkPolicy) -> NetworkPolicy:

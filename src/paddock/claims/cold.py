@@ -26,6 +26,7 @@ def new_sandbox(
     name: str = "",
     name_prefix: str = "",
     restore_from: str | None = None,
+    restore_memory: bool = True,
 ) -> Sandbox:
     """Return the claimed sandbox to create; by default it is named after its public id."""
     wanted = Sandbox(
@@ -35,7 +36,9 @@ def new_sandbox(
             finalizers=(FINALIZER_SANDBOX,),
             labels={LABEL_TEMPLATE: template_name},
         ),
-        spec=SandboxSpec(template=template, restore_from=restore_from),
+        spec=SandboxSpec(
+            template=template, restore_from=restore_from, restore_memory=restore_memory
+        ),
     )
     return claimed(wanted, terms, now=now)
 

@@ -1,6 +1,10 @@
 """Writes whose reply was lost: found again by the lock of their claim, never repeated blindly."""
 
+from collections.abc import Iterable
+
+from paddock.cache.pool_members import PoolMembers
 from paddock.cache.provider import Provider
+from paddock.claims.quota.reservations import QuotaReservations
 from paddock.kit.errors import DeadlineExceededError, NotFoundError, UnavailableError
 from paddock.resources.kinds.sandbox import Sandbox
 
@@ -20,3 +24,31 @@ async def find_written(provider: Provider, wanted: Sandbox) -> Sandbox | None:
     # As after any write of ours: the cache has it from now on, however late the watch is.
     provider.informer(Sandbox).observe(found)
     return found
+
+
+class LostReplies:
+    """Writes that may have happened although no reply came. Until it is known, each has quota."""
+
+    def __init__(
+        self, provider: Provider, reservations: QuotaReservations, pool_members: PoolMembers
+    ) -> None:
+        self._provider = provider
+        self._reservations = reservations
+        self._pool_members = pool_members
+        self._unresolved: list[Sandbox] = []
+
+    def add(self, writes: Iterable[Sandbox]) -> None:
+        """Look these writes up later."""
+        self._unresolved.extend(writes)
+
+    async def resolve(self) -> None:
+        """Look up all writes; release the quota of those that did not happen."""
+        while self._unresolved:
+            wanted = self._unresolved[-1]
+            found = await find_written(self._provider, wanted)
+            if self._unresolved and self._unresolved[-1] is wanted:
+                self._unresolved.pop()
+                if found is None and wanted.spec.claim is not None:
+                    self._reservations.release(wanted.spec.claim.lock)
+                    # A warm sandbox that was not claimed after all is available again.
+                    self._pool_members.unreserve(wanted.key)

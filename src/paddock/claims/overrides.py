@@ -54,6 +54,7 @@ class ClaimOverrides:
         """Complete the overrides from the template; `InvalidError` if they exceed a limit."""
         if image:
             self.check_image(image)
+            _require_image(template)
         base = template.resources
         size = base if resources is None else self._sized(base, resources)
         made_of = structs.replace(template, image=image) if image else template
@@ -111,4 +112,12 @@ class ClaimOverrides:
             memory=wanted.memory or base.memory,
             disk=wanted.disk or base.disk,
             pids=wanted.pids or base.pids,
+        )
+
+
+def _require_image(template: SandboxTemplateSpec) -> None:
+    """Raise `InvalidError` if sandboxes of a template do not start from an image."""
+    if template.restore_from is not None:
+        raise InvalidError.at(
+            "image", "cannot be chosen for a template that was built: it starts from its build"
         )

@@ -1,9 +1,8 @@
 """Resolves a client's `templateID` to a pool, a template, a snapshot or an environment."""
 
-import re
 from collections.abc import Sequence
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from paddock.cache import indexes
 from paddock.cache.provider import Provider
@@ -13,12 +12,18 @@ from paddock.resources.kinds.checkpoint import Checkpoint, CheckpointPhase
 from paddock.resources.kinds.env import SandboxEnv
 from paddock.resources.kinds.pool import SandboxPool
 from paddock.resources.kinds.template import NetworkPolicy, SandboxTemplate, SandboxTemplateSpec
+from paddock.resources.kinds.template_build import LABEL_BUILD, LABEL_LAYER
 from paddock.resources.meta import Key
 from paddock.resources.rights import SHARED_NAMESPACE
-
-_REFERENCE = re.compile(
-    r"^(?:(?P<space>[a-z0-9][a-z0-9_-]*)/)?(?P<name>[a-z0-9][a-z0-9_.-]*)(?::(?P<tag>[a-z0-9_.-]+))?$"
+from paddock.resources.template_references import (
+    DEFAULT_TAG,
+    TemplateReference,
+    parse_reference,
 )
+from paddock.resources.transitions import template_tags
+from paddock.resources.transitions.image_pin import pinned
+from paddock.resources.transitions.template_build import with_build
+
 CODE_INTERPRETER = "code-interpreter-v1"
 """The template that E2B's code interpreter SDK requests by default."""
 _MAX_NAMES = 8
@@ -36,6 +41,8 @@ class ClaimTarget(Struct, frozen=True, kw_only=True):
     template_key: Key | None = None
     checkpoint: Checkpoint | None = None
     env: Key | None = None
+    build: str = ""
+    """Name of the TemplateBuild that the template comes from."""
 
 
 class TemplateResolver:
@@ -59,9 +66,11 @@ class TemplateResolver:
         """Return the target of a reference, or None."""
         if (checkpoint := self.checkpoint(caller, reference)) is not None:
             return _from_checkpoint(checkpoint)
-        space, name = parse_reference(reference) or ("", "")
-        spaces = (space,) if space else (caller.team, SHARED_NAMESPACE)
-        targets = (self._in(namespace, name, caller) for namespace in dict.fromkeys(spaces))
+        wanted = parse_reference(reference)
+        if wanted is None:
+            return None
+        spaces = (wanted.space,) if wanted.space else (caller.team, SHARED_NAMESPACE)
+        targets = (self._in(namespace, wanted, caller) for namespace in dict.fromkeys(spaces))
         return next((found for found in targets if found is not None), None)
 
     def _names(self, caller: Caller) -> list[str]:
@@ -74,8 +83,12 @@ class TemplateResolver:
         }
         return sorted(found)
 
-    def _in(self, namespace: str, name: str, caller: Caller) -> ClaimTarget | None:
-        key = Key(namespace, name)
+    def _in(self, namespace: str, wanted: TemplateReference, caller: Caller) -> ClaimTarget | None:
+        if wanted.tag != DEFAULT_TAG:
+            # Only builds have tags.
+            template = self._template(wanted.name, namespace, caller)
+            return None if template is None else self._of_build(template, wanted.tag)
+        key = Key(namespace, wanted.name)
         mine = namespace in (caller.team, SHARED_NAMESPACE) or caller.is_operator
         env = self._provider.informer(SandboxEnv).get(key) if mine else None
         if env is not None and not env.is_deleting:
@@ -83,18 +96,37 @@ class TemplateResolver:
             home = reference.namespace or namespace
             template = self._template(reference.name, home, caller)
             spec = template.spec if template else SandboxTemplateSpec()
-            return ClaimTarget(template=spec, env=key, template_name=name)
+            return ClaimTarget(template=spec, env=key, template_name=wanted.name)
         pool = self._provider.informer(SandboxPool).get(key)
         if pool is not None and not pool.is_deleting:
             return self._from_pool(pool, caller)
-        template = self._template(name, namespace, caller)
-        if template is None:
+        template = self._template(wanted.name, namespace, caller)
+        if template is None or not template_tags.is_startable(template):
             return None
         return ClaimTarget(
-            template=template.spec,
+            template=pinned(template.spec, template.status),
             pool=self._pool_of(template),
             template_name=template.metadata.name,
             template_key=template.key,
+            build=template.status.build,
+        )
+
+    def _of_build(self, template: SandboxTemplate, tag: str) -> ClaimTarget | None:
+        """Return the target of a tag other than `default`, or of the id of a build.
+
+        Warm sandboxes of the template are of its default build, so they do not serve it.
+        """
+        builds = self._provider.builds_of_template(template.key)
+        build = template_tags.build_of(template.status.tags, tag, builds)
+        if build is None or build.status.template is None:
+            return None
+        stored = build.status.checkpoint_id or build.status.template.restore_from
+        built = with_build(template, build).spec
+        return ClaimTarget(
+            template=structs.replace(built, restore_from=stored),
+            template_name=template.metadata.name,
+            template_key=template.key,
+            build=build.metadata.name,
         )
 
     def _from_pool(self, pool: SandboxPool, caller: Caller) -> ClaimTarget | None:
@@ -103,17 +135,18 @@ class TemplateResolver:
             home = pool.metadata.namespace
             if home not in (caller.team, SHARED_NAMESPACE) and not caller.is_operator:
                 return None
-            spec = pool.spec.template or SandboxTemplateSpec()
+            spec = pinned(pool.spec.template or SandboxTemplateSpec(), pool.status)
             return ClaimTarget(template=spec, pool=pool.key, template_name=pool.metadata.name)
         home = reference.namespace or pool.metadata.namespace
         template = self._template(reference.name, home, caller)
-        if template is None:
+        if template is None or not template_tags.is_startable(template):
             return None
         return ClaimTarget(
-            template=template.spec,
+            template=pinned(template.spec, template.status),
             pool=pool.key,
             template_name=template.metadata.name,
             template_key=template.key,
+            build=template.status.build,
         )
 
     def _template(self, name: str, namespace: str, caller: Caller) -> SandboxTemplate | None:
@@ -135,7 +168,7 @@ class TemplateResolver:
         return None
 
     def checkpoint(self, caller: Caller, reference: str) -> Checkpoint | None:
-        """Return a snapshot by id or name; the newest of that name.
+        """Return a snapshot by id or name; the newest of that name. An id precedes names.
 
         An operator gets another team's snapshot only if their own team has none.
         """
@@ -149,37 +182,35 @@ class TemplateResolver:
             if (item.spec.owner == caller.team or caller.is_operator)
             and item.status.phase is CheckpointPhase.SUCCEEDED
             and not item.is_deleting
+            and not belongs_to_build(item)
         ]
+        exact = [item for item in found if indexes.has_checkpoint_id(item, reference)]
         own = [item for item in found if item.spec.owner == caller.team]
-        return max(own or found, key=_completed, default=None)
+        return max(exact or own or found, key=_completed, default=None)
 
 
 def next_step(reference: str, names: Sequence[str]) -> str:
     """Return the hint for a template that does not exist, given those that the caller can use."""
-    if parse_reference(reference) == ("", CODE_INTERPRETER):
+    if parse_reference(reference) == ("", CODE_INTERPRETER, DEFAULT_TAG):
         purpose = (
             "no code interpreter is included: run_code() needs a template of this name whose "
             "startCommand serves the code interpreter's API on port 49999"
         )
     else:
-        purpose = "an operator creates a template with 'paddock apply -f' (kind SandboxTemplate)"
+        purpose = (
+            "build it with Template.build() of the SDK or 'paddock template build NAME DIRECTORY', "
+            "or apply a SandboxTemplate with 'paddock apply -f'"
+        )
     if not names:
         return purpose
     shown = ", ".join(names[:_MAX_NAMES]) + (", …" if len(names) > _MAX_NAMES else "")
     return f"{purpose}; templates that exist: {shown}"
 
 
-def parse_reference(reference: str) -> tuple[str, str] | None:
-    """Return the team, or an empty string, and the name of a reference; `None` if malformed.
-
-    The tag `default` is implied. Templates have no other tags, so any other tag stays part of the
-    name: the reference then matches nothing, instead of a template that was not meant.
-    """
-    match = _REFERENCE.match(reference.lower())
-    if match is None:
-        return None
-    tag = match["tag"] or "default"
-    return match["space"] or "", match["name"] if tag == "default" else f"{match['name']}:{tag}"
+def belongs_to_build(checkpoint: Checkpoint) -> bool:
+    """Whether a checkpoint stores a layer or the result of a build. It is not a snapshot."""
+    labels = checkpoint.metadata.labels
+    return LABEL_BUILD in labels or LABEL_LAYER in labels
 
 
 def _completed(checkpoint: Checkpoint) -> tuple[float, str]:

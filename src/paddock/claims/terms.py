@@ -21,6 +21,7 @@ from paddock.resources.kinds.sandbox import (
     Sandbox,
     WakeOnTraffic,
 )
+from paddock.resources.meta import key_of
 from paddock.resources.tokens import TokenSeed, hashed
 from paddock.resources.transitions.claim import ClaimRequirements, Terms, claimed
 
@@ -92,6 +93,7 @@ def sandbox_claim_terms(
     identity = ClaimIdentity(
         sandbox_id=sandbox_id,
         owner=claim.metadata.namespace,
+        key_id=key_of(claim),
         lock=ids.uid(),
         claim_time=now,
         claim_uid=claim.metadata.uid,
@@ -136,6 +138,7 @@ def shard_terms(
     identity = ClaimIdentity(
         sandbox_id=sandbox_id,
         owner=batch_owner(batch),
+        key_id=key_of(batch),
         lock=f"{batch.metadata.uid}-{allocation.shard}-{sandbox_id}",
         claim_time=now,
         template_id=batch.status.pool or batch.metadata.name,

@@ -48,6 +48,10 @@ COMMANDS = {
     "kube": ("kube.commands.kube", "Install, inspect and remove Paddock on Kubernetes."),
     "kubeconfig": ("kube.kubeconfig.kubeconfig", "Let kubectl use the API of this machine."),
     "image": ("image.commands.image", "List, build, pull, import and delete images of this host."),
+    "template": (
+        "template.commands.template",
+        "Build, list, tag, roll back and delete templates.",
+    ),
     "keyring": (
         "installation.keyring.keyring",
         "Show and rotate the secrets of this machine's installation.",

@@ -16,14 +16,14 @@ import click
 from paddock.cli.target import CliTarget
 from paddock.kit import pidfile
 from paddock.kit.errors import ConflictError, InvalidError, PaddockError
-from paddock.settings import OUTBOUND_FILE, PURGE_FILE, Settings
+from paddock.settings import IMAGES_FILE, OUTBOUND_FILE, PURGE_FILE, Settings
 
 NODE_SECONDS = 300.0
 _MARKERS = ("secrets.json", "store.db", "node/images")
 """Every state directory of Paddock holds one of these."""
 _RUN_FILES = (
     *("paddock.pid", "node.sock", "purge.sock", "envoy.json", "envoy-certificate.json"),
-    *(OUTBOUND_FILE, PURGE_FILE),
+    *(IMAGES_FILE, OUTBOUND_FILE, PURGE_FILE),
 )
 
 

@@ -12,9 +12,14 @@ from paddock.cache.provider import Provider
 from paddock.kit import metrics
 from paddock.kit.errors import PaddockError
 from paddock.kit.logs import fields
+from paddock.resources.kinds.batch import BatchSandbox
 from paddock.resources.kinds.checkpoint import Checkpoint
+from paddock.resources.kinds.pool import SandboxPool
 from paddock.resources.kinds.sandbox import Sandbox
+from paddock.resources.kinds.template import SandboxTemplate, SandboxTemplateSpec
+from paddock.resources.kinds.template_build import TemplateBuild
 from paddock.resources.meta import Resource
+from paddock.resources.transitions.image_pin import pinned
 from paddock.runtime.port import Runtime
 
 log = logging.getLogger(__name__)
@@ -37,6 +42,7 @@ class Janitor:
             await asyncio.sleep(SWEEP_SECONDS)
             try:
                 await self.sweep()
+                await self._runtime.need_images(needed_images(self._provider))
             except PaddockError as error:
                 log.warning("sweep failed", extra=fields(error=error.message))
 
@@ -76,3 +82,34 @@ class Janitor:
                 if not token:
                     break
         return found
+
+
+def needed_images(provider: Provider) -> frozenset[str]:
+    """Return the images that templates, pools, batches, sandboxes, snapshots and builds name.
+
+    A template with a checkpoint starts from the checkpoint: its image is not needed.
+    """
+    found: set[str] = set()
+    for template in provider.all(SandboxTemplate):
+        found |= _images(pinned(template.spec, template.status))
+    for pool in provider.all(SandboxPool):
+        if pool.spec.template is not None:
+            found |= _images(pinned(pool.spec.template, pool.status))
+    for batch in provider.all(BatchSandbox):
+        found |= _images(batch.spec.template)
+    for sandbox in provider.all(Sandbox):
+        found |= {*_images(sandbox.spec.template), *filter(None, [sandbox.spec.image])}
+    for checkpoint in provider.all(Checkpoint):
+        found |= _images(checkpoint.status.template)
+    for build in provider.all(TemplateBuild):
+        # A tag or an id of a build starts sandboxes, whatever its template names.
+        found |= _images(build.status.template)
+    return frozenset(found)
+
+
+def _images(template: SandboxTemplateSpec | None) -> set[str]:
+    """Return the image of a template, and the version to which it is pinned."""
+    if template is None or template.restore_from is not None:
+        return set()
+    digest = template.image_digest
+    return {template.image, *([f"{template.image}@{digest}"] if digest else [])}

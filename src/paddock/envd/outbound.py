@@ -10,7 +10,6 @@ import errno
 import logging
 import os
 import re
-import stat
 from collections.abc import Container, Generator
 
 import msgspec
@@ -18,7 +17,7 @@ from msgspec import Struct
 
 from paddock.envd import certificates
 from paddock.envd.config import CA_BUNDLE, CA_DIRECTORY, CA_FILE, OutboundFiles
-from paddock.envd.files import paths
+from paddock.envd.files import texts
 
 log = logging.getLogger(__name__)
 
@@ -44,7 +43,6 @@ _APT_HOSTS = re.compile(
     r"|(?:[a-z]{2}\.)?archive\.ubuntu\.com|security\.ubuntu\.com|ports\.ubuntu\.com(?=/ubuntu))"
     r"(?=/)"
 )
-_MAX_FILE = 8 << 20
 
 
 _machine_bundle = ""
@@ -55,7 +53,7 @@ def preload() -> None:
     """Read the bundle of this machine; called once, before a sandbox is joined."""
     global _machine_bundle  # forked children share it
     found = next((path for path in _BUNDLES if os.path.isfile(path)), None)
-    _machine_bundle = _read(found) if found else ""
+    _machine_bundle = texts.read(found) if found else ""
 
 
 class _Written(Struct, kw_only=True):
@@ -138,12 +136,12 @@ def _write(wanted: OutboundFiles) -> None:
 
 def _rewrite_all_sources(mirror: str, written: _Written) -> None:
     for path in _source_files():
-        text = _read(path)
+        text = texts.read(path)
         changed = rewrite_sources(text, mirror)
         if changed != text:
             written.sources[path] = text
             _save_state(written)  # first: the original must not be lost
-            _replace(path, changed)
+            texts.replace(path, changed)
 
 
 def _write_certificates(text: str, written: _Written) -> None:
@@ -154,7 +152,7 @@ def _write_certificates(text: str, written: _Written) -> None:
     # The same on a node without root. Programs find this copy by their variables.
     if not os.path.lexists(CA_BUNDLE):
         path = next((path for path in _BUNDLES if os.path.isfile(path)), None)
-        bundle = _read(path) if path else _machine_bundle
+        bundle = texts.read(path) if path else _machine_bundle
         _put(CA_BUNDLE, certificates.with_section(bundle, text), written)
 
 
@@ -175,12 +173,12 @@ def _write_system_store(text: str, written: _Written) -> None:
     written.files += [*files, *links]
     _save_state(written)  # first: what a killed envd leaves can be removed
     for path in bundles:
-        bundle = _read(path) if found else _machine_bundle
+        bundle = texts.read(path) if found else _machine_bundle
         os.makedirs(os.path.dirname(path), 0o755, exist_ok=True)
-        _replace(path, certificates.with_section(bundle, text))
+        texts.replace(path, certificates.with_section(bundle, text))
     for path, content in files.items():
         os.makedirs(os.path.dirname(path), 0o755, exist_ok=True)
-        _replace(path, content)
+        texts.replace(path, content)
     for path, target in links.items():
         _link(target, path)
 
@@ -201,14 +199,14 @@ def _free_link(name: str, target: str, planned: Container[str]) -> str:
 def _remove(before: _Written) -> None:
     for path in before.bundles:
         with contextlib.suppress(FileNotFoundError):
-            text = _read(path)
+            text = texts.read(path)
             cleaned = certificates.with_section(text, "")
             if cleaned != text:
-                _replace(path, cleaned)
+                texts.replace(path, cleaned)
     for path, original in before.sources.items():
         with contextlib.suppress(FileNotFoundError):
-            if _read(path) == rewrite_sources(original, before.wanted.apt_mirror):
-                _replace(path, original)
+            if texts.read(path) == rewrite_sources(original, before.wanted.apt_mirror):
+                texts.replace(path, original)
     for path in (*before.files, _STATE):
         with contextlib.suppress(FileNotFoundError):
             os.unlink(path)
@@ -224,53 +222,22 @@ def _source_files() -> list[str]:
 
 def _read_state() -> _Written | None:
     try:
-        return msgspec.json.decode(_read(_STATE), type=_Written)
+        return msgspec.json.decode(texts.read(_STATE), type=_Written)
     except (FileNotFoundError, NotADirectoryError):
         return None
 
 
 def _save_state(written: _Written) -> None:
-    _replace(_STATE, msgspec.json.encode(written).decode(), mode=0o600)
+    texts.replace(_STATE, msgspec.json.encode(written).decode(), mode=0o600)
 
 
 def _put(path: str, text: str, written: _Written, *, mode: int = 0o644) -> None:
     written.files.append(path)
     _save_state(written)
-    _replace(path, text, mode=mode)
+    texts.replace(path, text, mode=mode)
 
 
 def _link(target: str, path: str) -> None:
     with contextlib.suppress(FileNotFoundError):
         os.unlink(path)
     os.symlink(target, path)
-
-
-def _read(path: str) -> str:
-    try:
-        fd = paths.open_regular(path, os.O_RDONLY)
-    except paths.NotRegularError as error:
-        raise OSError(f"{path} is not a regular file") from error
-    with os.fdopen(fd, "rb") as file:
-        data = file.read(_MAX_FILE + 1)
-    if len(data) > _MAX_FILE:
-        raise OSError(f"{path} is larger than {_MAX_FILE} bytes")
-    return data.decode(errors="surrogateescape")
-
-
-def _replace(path: str, text: str, *, mode: int | None = None) -> None:
-    """Write a file under another name, then rename it: readers see the old text or the new one."""
-    if mode is None:
-        mode = stat.S_IMODE(os.stat(path).st_mode) if os.path.exists(path) else 0o644
-    temporary = f"{os.path.dirname(path)}/.{os.path.basename(path)}.paddock"
-    with contextlib.suppress(FileNotFoundError):
-        os.unlink(temporary)
-    fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-    try:
-        with os.fdopen(fd, "wb") as file:
-            file.write(text.encode(errors="surrogateescape"))
-            os.fchmod(file.fileno(), mode)
-        os.rename(temporary, path)
-    except BaseException:
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(temporary)
-        raise

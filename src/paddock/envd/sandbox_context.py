@@ -5,8 +5,10 @@ hold its ids.
 """
 
 import contextlib
+import logging
 import os
 import stat
+from collections.abc import Sequence
 
 import msgspec
 from msgspec import Struct
@@ -14,9 +16,12 @@ from msgspec import Struct
 from paddock.envd.config import CA_VARIABLES, Config, EnvdSettings, OutboundFiles
 from paddock.envd.files import paths
 from paddock.envd.outbound import OutboundWriter
+from paddock.envd.process import login_path
 from paddock.envd.process.shells import BASH, NO_SHELL, ShellFinder
 from paddock.envd.rpc.connect_frames import Code, ConnectError, printable
 from paddock.envd.users import User, Users
+
+log = logging.getLogger(__name__)
 
 
 class InitRequest(Struct, frozen=True, kw_only=True, rename="camel"):
@@ -102,6 +107,33 @@ class SandboxContext:
         if found is None:
             raise ConnectError(Code.INVALID_ARGUMENT, f"cannot run {BASH!r}: {NO_SHELL}")
         return found
+
+    def invocation(
+        self, argv: Sequence[str], env: dict[str, str]
+    ) -> tuple[tuple[str, ...], dict[str, str]]:
+        """Return the arguments and the environment that start a command in this sandbox.
+
+        A login shell keeps the PATH of the environment, and has the standard directories.
+        """
+        arguments = (self.program(argv[0]), *argv[1:])
+        path = login_path.path_to_keep(arguments, env)
+        if path is None:
+            return arguments, env
+        env = {**env, "PATH": path}
+        if self._config.owns_root and self._keeps_path():
+            env[login_path.VARIABLE] = path
+        return arguments, env
+
+    def _keeps_path(self) -> bool:
+        """Whether /etc/profile takes PATH from our variable."""
+        try:
+            return login_path.install()
+        except OSError as error:
+            log.warning(
+                "/etc/profile cannot be extended: login shells may lose the variable PATH",
+                extra={"error": str(error)},
+            )
+            return False
 
     def defaults(self) -> dict[str, str]:
         """Return the variables that all users have."""

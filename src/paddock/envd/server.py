@@ -14,6 +14,7 @@ from collections.abc import Awaitable, Callable, Mapping
 import msgspec
 
 from paddock.envd.config import VERSION, Config
+from paddock.envd.files.copy_routes import CopyRoutes
 from paddock.envd.files.routes import FileRoutes
 from paddock.envd.files.signature import is_token
 from paddock.envd.files.watch import Watchers
@@ -87,6 +88,7 @@ class Envd:
         self._meter = Meter(config, usage_files)
         self._is_attached = False
         self._files = FileRoutes(self.context)
+        self._copies = CopyRoutes(self.context)
         self._launcher = RegistryLauncher(self.registry, self.context)
         self._task_files = TaskFiles(config.tasks_dir)
         self.tasks = TaskManager(self._launcher, self._task_files)
@@ -101,6 +103,7 @@ class Envd:
             ("GET", "/metrics"): self._get_metrics,
             ("GET", "/envs"): self._get_envs,
             ("POST", "/files/compose"): self._files.compose,
+            ("POST", "/files/copy"): self._copies.serve,
         }
         self._internal: Mapping[tuple[str, str], Route] = {
             ("POST", "/init"): self._post_init,

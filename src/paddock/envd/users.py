@@ -58,6 +58,11 @@ class Users:
         """Return the name of a gid, or the number if it has none."""
         return self._group_names.get(gid) or str(gid)
 
+    def group_id(self, name: str) -> int | None:
+        """Return the gid of a group, or None."""
+        self._refresh()
+        return next((gid for gid, known in self._group_names.items() if known == name), None)
+
     def refresh(self) -> None:
         """Read changed files; `user_name` and `group_name` do not do that themselves."""
         self._refresh()

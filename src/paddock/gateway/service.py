@@ -90,7 +90,7 @@ class Gateway:
             holds=self._held,
             activity=activity,
             spawn=self._spawn,
-            now=clock.monotonic,
+            clock=clock,
             limits=limits,
             options=options,
         )

@@ -13,7 +13,7 @@ import msgspec
 
 from paddock.installation.secrets import Secrets, generated
 from paddock.kit import private_files
-from paddock.kit.errors import InvalidError
+from paddock.kit.errors import AlreadyExistsError, InvalidError, NotFoundError
 
 
 def read(path: Path) -> Secrets | None:
@@ -46,15 +46,50 @@ def create(path: Path) -> Secrets:
 def update(path: Path, change: Callable[[Secrets], Secrets]) -> Secrets:
     """Change the secrets and return them; concurrent changes wait for each other."""
     with _locked(path):
-        current = read(path)
-        if current is None:
-            raise InvalidError(
-                f"{path} does not exist", hint="`paddock up` creates it at the first start"
-            )
+        current = existing(path)
         changed = change(current)
         if changed != current:
             private_files.replace(path, _encoded(changed))
         return changed
+
+
+def back_up(path: Path, copy: Path) -> None:
+    """Copy the keyring to a new file that only its owner can read."""
+    current = existing(path)
+    if not private_files.create(copy, _encoded(current)):
+        raise AlreadyExistsError(f"{copy} exists", hint="choose another file, or delete it")
+
+
+def restore(path: Path, copy: Path, *, force: bool = False) -> bool:
+    """Replace the keyring by a copy; return False if it is the same.
+
+    Without `force`, a keyring with other secrets stays: what it encrypted could not be read again.
+    """
+    wanted = read(copy)
+    if wanted is None:
+        raise NotFoundError(f"{copy} does not exist")
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    with _locked(path):
+        current = read(path)
+        if current == wanted:
+            return False
+        if current is not None and not force:
+            raise AlreadyExistsError(
+                f"{path} has other secrets than {copy}",
+                hint="back it up first; --force replaces it, and a store that it encrypted is lost",
+            )
+        private_files.replace(path, _encoded(wanted))
+    return True
+
+
+def existing(path: Path) -> Secrets:
+    """Return the secrets; `InvalidError` if the file does not exist."""
+    current = read(path)
+    if current is None:
+        raise InvalidError(
+            f"{path} does not exist", hint="`paddock up` creates it at the first start"
+        )
+    return current
 
 
 @contextlib.contextmanager

@@ -6,6 +6,7 @@
     ├── UnauthenticatedError    the caller is not known
     ├── ForbiddenError          the caller is known and not allowed
     ├── NotFoundError           it does not exist, or the caller may not see it
+    │   └── ImageMissingError   … an image that could be pulled
     ├── AlreadyExistsError      the name is taken
     ├── ConflictError           a concurrent write, or the state does not allow it
     ├── GoneError               the requested version is no longer kept: list again
@@ -89,6 +90,10 @@ class NotFoundError(PaddockError):
     """The object does not exist, or the caller may not see it."""
 
     reason = "NotFound"
+
+
+class ImageMissingError(NotFoundError):
+    """The node does not have the image, or not for this team. A pull may help."""
 
 
 class AlreadyExistsError(PaddockError):

@@ -1,5 +1,6 @@
 """Identifiers and secrets, from the system's random number generator."""
 
+import re
 import secrets
 import string
 import uuid
@@ -12,6 +13,10 @@ _LETTERS = bytes(ord(_ALPHABET[number % len(_ALPHABET)]) for number in range(256
 """Maps any byte to a letter of the alphabet; the slight bias costs less than one bit."""
 
 
+_CHECKPOINT_ID = re.compile(r"^(?:snap|layer)(?:i[a-z0-9]{20}|[0-9a-f]{32})$", re.IGNORECASE)
+"""Random, or the UID of an object without dashes."""
+
+
 def uid() -> str:
     """Return a new object uid."""
     return str(uuid.uuid4())
@@ -21,6 +26,16 @@ def sandbox_id() -> str:
     """Return a new sandbox id: `i` and 20 of `[a-z0-9]`; no dash, since host names split on it."""
     # A batch makes thousands at once: one read of the generator each, not twenty.
     return "i" + secrets.token_bytes(20).translate(_LETTERS).decode()
+
+
+def checkpoint_id(kind: str) -> str:
+    """Return a new public id of a checkpoint: its kind, `snap` or `layer`, and random letters."""
+    return kind + sandbox_id()
+
+
+def is_checkpoint_id(text: str) -> bool:
+    """Whether a text has the form of the public id of a checkpoint."""
+    return _CHECKPOINT_ID.match(text) is not None
 
 
 def name_suffix(length: int = 5) -> str:

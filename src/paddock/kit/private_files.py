@@ -19,7 +19,7 @@ def replace(path: Path, content: bytes) -> None:
     except BaseException:
         temporary.unlink()
         raise
-    _sync_directory(path.parent)
+    sync_directory(path.parent)
 
 
 def create(path: Path, content: bytes) -> bool:
@@ -32,7 +32,7 @@ def create(path: Path, content: bytes) -> bool:
         return False
     finally:
         temporary.unlink()
-    _sync_directory(path.parent)
+    sync_directory(path.parent)
     return True
 
 
@@ -51,7 +51,7 @@ def _written(path: Path, content: bytes) -> Path:
     return temporary
 
 
-def _sync_directory(path: Path) -> None:
+def sync_directory(path: Path) -> None:
     """Make the directory entry durable."""
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:

@@ -13,7 +13,9 @@ from paddock.manager.sandboxes.lifecycle import Lifecycle
 from paddock.manager.sandboxes.networks import SandboxNetworks
 from paddock.manager.sandboxes.queries import SandboxQueries
 from paddock.manager.sandboxes.snapshots import Snapshots
-from paddock.manager.templates import Templates
+from paddock.manager.templates.builds import TemplateBuilds
+from paddock.manager.templates.queries import Templates
+from paddock.manager.templates.tags import TemplateTags
 
 
 class Manager(Struct, frozen=True, kw_only=True, eq=False):
@@ -31,6 +33,10 @@ class Manager(Struct, frozen=True, kw_only=True, eq=False):
     usage: QuotaUsage
     """What teams and keys use of their quotas."""
     templates: Templates
+    builds: TemplateBuilds
+    """Builds of templates."""
+    tags: TemplateTags
+    """Tags of templates: names of builds."""
     batches: Batches
     cleanup: ClaimCleanup
     """Deletes what failed claims left; its `run` must run beside the API."""

@@ -17,6 +17,9 @@ from paddock.resources.frozen import EMPTY, FrozenDict, freeze_flat
 GROUP = "paddock.dev"
 VERSION = "v1alpha1"
 API_VERSION = f"{GROUP}/{VERSION}"
+ANNOTATION_KEY = f"{GROUP}/key-id"
+"""The API key that created an object by the declarative API. The server sets it, and what comes of
+the object counts against the quota of this key."""
 
 
 class Key(NamedTuple):
@@ -147,6 +150,11 @@ R = TypeVar("R", bound=Resource)
 def with_meta(obj: R, **changes: Any) -> R:
     """Return the object with some metadata fields replaced."""
     return structs.replace(obj, metadata=structs.replace(obj.metadata, **changes))
+
+
+def key_of(obj: Resource) -> str:
+    """Return the id of the API key that created an object, or an empty string."""
+    return obj.metadata.annotations.get(ANNOTATION_KEY, "")
 
 
 def owner_reference(owner: Resource, *, controller: bool = True) -> OwnerReference:

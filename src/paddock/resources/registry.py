@@ -9,6 +9,7 @@ from paddock.resources.kinds.env import SandboxEnv
 from paddock.resources.kinds.pool import SandboxPool
 from paddock.resources.kinds.sandbox import Sandbox
 from paddock.resources.kinds.template import SandboxTemplate
+from paddock.resources.kinds.template_build import TemplateBuild
 from paddock.resources.meta import Resource, ResourcePart
 
 
@@ -70,6 +71,7 @@ KINDS: tuple[KindInfo, ...] = (
         categories=("paddock",),
         columns=(
             _column("Image", ".spec.image"),
+            _column("Build", ".status.build"),
             _column("CPU", ".spec.resources.cpu"),
             _column("Memory", ".spec.resources.memory"),
             _column("Public", ".spec.public", "boolean", 1),
@@ -179,8 +181,24 @@ KINDS: tuple[KindInfo, ...] = (
             _AGE,
         ),
     ),
+    KindInfo(
+        cls=TemplateBuild,
+        selectable=(".spec.templateName", ".spec.owner", ".status.phase"),
+        short_names=("tb",),
+        categories=("paddock",),
+        columns=(
+            _column("Template", ".spec.templateName"),
+            _column("Phase", ".status.phase"),
+            _column("Step", ".status.step", "integer"),
+            _column("Cached", ".status.cachedSteps", "integer"),
+            _AGE,
+            _column("Failed Step", ".status.failedStep", priority=1),
+            _column("Size", ".status.sizeBytes", "integer", 1),
+            _column("Message", ".status.message", priority=1),
+        ),
+    ),
 )
-"""The seven kinds of Paddock."""
+"""The kinds of Paddock."""
 
 BUILTINS: tuple[KindInfo, ...] = (
     KindInfo(

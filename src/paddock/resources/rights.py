@@ -3,8 +3,9 @@
 A right is a verb of Kubernetes on a resource in a namespace; a team's namespace has its name. Use
 cases of E2B's API are subresources: pausing a sandbox is `create sandboxes/pause`. Requesting a
 sandbox is `create sandboxclaims`. `create sandboxes` means a Sandbox object that no quota counts,
-so it is for operators. The declarative API narrows the rights of keys further
-(`api/kube/key_access.py`).
+so it is for operators; `update sandboxes` pauses, resumes and extends, as the use cases do. The
+declarative API narrows the rights of keys further (`api/kube/key_access.py`), and what they write
+(`api/kube/key_writes/`).
 
 A decision is two lookups in sets. A scope restricts the role of a key and never extends it.
 """
@@ -91,7 +92,7 @@ class AccessDecision(Struct, frozen=True):
 _ALLOWED = AccessDecision(True)
 _KINDS = (
     *("sandboxes", "sandboxclaims", "sandboxtemplates", "sandboxpools"),
-    *("sandboxenvs", "batchsandboxes", "checkpoints"),
+    *("sandboxenvs", "batchsandboxes", "checkpoints", "templatebuilds"),
 )
 _NAMED_BY_TEMPLATE = frozenset(("sandboxtemplates", "sandboxpools", "sandboxenvs", "checkpoints"))
 """Kinds whose own name is what a sandbox can be made from."""
@@ -114,8 +115,12 @@ _READER = (
 _MEMBER = (
     _READER
     | _rights(("sandboxclaims",), ("create", "update", "patch"))
-    | _rights(("sandboxclaims", "sandboxes", "checkpoints"), _DELETE_VERBS)
-    | _rights(("checkpoints",), ("create",))
+    | _rights(("batchsandboxes",), ("create", "update", "patch"))
+    | _rights(("batchsandboxes/scale",), ("update", "patch"))
+    | _rights(("sandboxclaims", "batchsandboxes", "sandboxes", "checkpoints"), _DELETE_VERBS)
+    | _rights(("checkpoints",), ("create", "update", "patch"))
+    | _rights(("sandboxes",), ("update", "patch"))
+    | _rights(("templatebuilds",), ("create", *_DELETE_VERBS))
     | _rights((f"sandboxes/{use}" for use in USES), ("create", "update"))
 )
 _ADMIN = (
@@ -137,7 +142,9 @@ ROLES: Mapping[Role, frozenset[tuple[str, str]]] = {
 }
 """The rights of each role in its team's namespace. Operators have all.
 
-`templates` are changes of a template by E2B's API: publishing and deleting one.
+`templates` are changes of a template by E2B's API: publishing one, and deleting or building one
+that was declared. `create templatebuilds` builds a template and assigns its tags, `delete
+templatebuilds` deletes a template that was built, and its tags.
 """
 _CREATE_SCOPE = (
     _rights(("sandboxclaims", "sandboxes"), (*READ_VERBS, *_DELETE_VERBS))

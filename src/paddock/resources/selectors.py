@@ -84,6 +84,8 @@ class FieldTerm(Struct, frozen=True):
     path: tuple[str, ...]
     value: str
     negated: bool = False
+    or_absent: bool = False
+    """Whether an absent field matches, too. Only the server makes such terms."""
 
 
 class FieldSelector(Struct, frozen=True):

@@ -15,6 +15,10 @@ class TokenSeed:
 
     def __init__(self, secret: bytes, *previous: bytes) -> None:
         """`previous` are seeds from before a rotation; existing sandboxes may use them."""
+        self.use(secret, *previous)
+
+    def use(self, secret: bytes, *previous: bytes) -> None:
+        """Replace the seeds: new tokens and signatures are made with the first one."""
         self._secret = secret
         self._previous = previous
 
@@ -37,8 +41,18 @@ class TokenSeed:
 
     def sign(self, purpose: str, message: bytes) -> str:
         """Return the signature of an internal message, such as one to a peer."""
-        key = hmac.new(self._secret, f"sign:{purpose}".encode(), hashlib.sha256).digest()
-        return hmac.new(key, message, hashlib.sha256).hexdigest()
+        return _signature(self._secret, purpose, message)
+
+    def is_signed(self, purpose: str, message: bytes, signature: str) -> bool:
+        """Whether one of the seeds signed a message. Compares in constant time.
+
+        During a rotation, another process may have changed to the new seed earlier or later.
+        """
+        given = signature.encode()
+        return any(
+            hmac.compare_digest(_signature(secret, purpose, message).encode(), given)
+            for secret in (self._secret, *self._previous)
+        )
 
     def __repr__(self) -> str:
         return "TokenSeed(…)"
@@ -47,6 +61,11 @@ class TokenSeed:
 def _derive(secret: bytes, purpose: str, sandbox_id: str) -> str:
     message = f"{purpose}:{sandbox_id}".encode()
     return hmac.new(secret, message, hashlib.sha256).hexdigest()
+
+
+def _signature(secret: bytes, purpose: str, message: bytes) -> str:
+    key = hmac.new(secret, f"sign:{purpose}".encode(), hashlib.sha256).digest()
+    return hmac.new(key, message, hashlib.sha256).hexdigest()
 
 
 def hashed(token: str) -> str:

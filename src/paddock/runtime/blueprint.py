@@ -39,7 +39,12 @@ def blueprint(
         namespace=metadata.namespace,
         name=metadata.name,
         image=sandbox.spec.image or template.image,
+        image_digest="" if has_own_image(sandbox, template) else template.image_digest or "",
+        image_team=image_team(sandbox, template),
+        image_pull_policy=template.image_pull_policy,
+        image_pull_secrets=template.image_pull_secrets,
         checkpoint_id=checkpoint_id,
+        restore_memory=sandbox.spec.restore_memory,
         limits=sandbox_limits(sandbox.spec.resources, template.resources),
         egress=egress(effective_network(sandbox, template.network, ceiling)),
         env=template.env,
@@ -57,6 +62,22 @@ def blueprint(
         labels=metadata.labels,
         incarnation=sandbox.status.incarnation + 1,
     )
+
+
+def has_own_image(sandbox: Sandbox, template: SandboxTemplateSpec) -> bool:
+    """Whether the sandbox starts from another image than its template has."""
+    return sandbox.spec.image is not None and sandbox.spec.image != template.image
+
+
+def image_team(sandbox: Sandbox, template: SandboxTemplateSpec) -> str:
+    """Return the team whose access to private images counts.
+
+    It is the one that offers the template, whose namespace the sandbox is in, also if another team
+    uses it. A client that names another image than the template has only its own access.
+    """
+    if has_own_image(sandbox, template) and sandbox.spec.claim is not None:
+        return sandbox.spec.claim.owner
+    return sandbox.metadata.namespace
 
 
 def agent_config(sandbox: Sandbox, template: SandboxTemplateSpec, seed: TokenSeed) -> AgentConfig:

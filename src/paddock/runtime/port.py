@@ -13,6 +13,8 @@ from typing import Protocol
 
 from msgspec import Struct
 
+from paddock.resources.kinds.template import ImagePullPolicy
+
 
 class InstanceState(StrEnum):
     """The state of a sandbox as observed by the driver."""
@@ -125,6 +127,56 @@ class AgentConfig(Struct, frozen=True, kw_only=True):
     """The team that has claimed the sandbox. Empty: none, then its namespace counts."""
 
 
+class RegistryCredentials(Struct, frozen=True, kw_only=True):
+    """Credentials of one registry: a user and a password, or an identity token that is exchanged
+    for access tokens."""
+
+    host: str = ""
+    """Such as `registry.example:5000`; `docker.io` for Docker Hub. Empty: that of the image."""
+    username: str = ""
+    password: str = ""
+    identity_token: str = ""
+
+    def __repr__(self) -> str:
+        return f"RegistryCredentials({self.host!r}, …)"
+
+
+HOST_IMAGE = "host"
+"""The root file system of the machine as an image: its name, and its `identity`."""
+
+
+class ReadyImage(Struct, frozen=True, kw_only=True):
+    """An image that sandboxes can be created from now."""
+
+    reference: str
+    """As it was requested."""
+    digest: str = ""
+    """Of the manifest that the registry has (of the index, if there is one). Empty: it does not
+    come from a registry, or the driver leaves pulls to others."""
+    identity: str = ""
+    """Equal for images of equal content. Empty if the driver does not know the content."""
+    location: str = ""
+    """The node that has it. Empty: any."""
+    pulled_bytes: int = 0
+    """What this call downloaded, or the one that it has joined."""
+    seconds: float = 0.0
+    """How long the pull took; 0 if there was none."""
+
+
+class ImagePull(Struct, frozen=True, kw_only=True):
+    """A pull in progress."""
+
+    reference: str
+    team: str
+    done_bytes: int = 0
+    total_bytes: int = 0
+    """Of all layers that are downloaded; 0 until it is known."""
+    seconds: float = 0.0
+    """Since it was requested."""
+    is_waiting: bool = False
+    """Whether it waits for its turn."""
+
+
 class Blueprint(Struct, frozen=True, kw_only=True):
     """Everything a driver needs to create a sandbox."""
 
@@ -133,8 +185,19 @@ class Blueprint(Struct, frozen=True, kw_only=True):
     name: str = ""
     image: str = "base"
     """A name in the driver's image store; on this machine `host` is the masked host root."""
+    image_digest: str = ""
+    """Start from this version of the image, wherever its tag points now; see `ReadyImage`."""
+    image_team: str = ""
+    """The team whose access to private images counts: that of the template. Empty: none has
+    access."""
+    image_pull_policy: ImagePullPolicy = ImagePullPolicy.IF_NOT_PRESENT
+    """For drivers whose machines pull images themselves."""
+    image_pull_secrets: tuple[str, ...] = ()
+    """Names of Secrets, for the same drivers."""
     checkpoint_id: str | None = None
     """Start from this checkpoint instead of the image."""
+    restore_memory: bool = True
+    """Whether to start from the memory of the checkpoint, too, if it has any."""
     limits: Limits = Limits()
     egress: EgressPolicy = EgressPolicy()
     env: Mapping[str, str] = {}
@@ -179,6 +242,8 @@ class Instance(Struct, frozen=True, kw_only=True):
     """Human-readable: why it failed, or what it waits for."""
     started_at: datetime | None = None
     image: str = ""
+    image_digest: str = ""
+    """The digest by which its registry has the image; empty: unknown, or not from a registry."""
     node_name: str | None = None
     incarnation: int = 1
     """Incremented by every restore and reset, so that older connections are not reused."""
@@ -244,8 +309,37 @@ class Runtime(Protocol):
         """Return what the driver supports on this machine."""
         ...
 
+    async def ensure_image(
+        self,
+        reference: str,
+        *,
+        team: str,
+        policy: ImagePullPolicy = ImagePullPolicy.IF_NOT_PRESENT,
+        credentials: tuple[RegistryCredentials, ...] = (),
+    ) -> ReadyImage:
+        """Pull an image unless it is there, and return once sandboxes can be created from it.
+
+        Concurrent calls for one image share a pull; one that is cancelled does not stop it.
+        `credentials` are kept in memory only, for this pull. Names of the image store that do not
+        come from a registry never cause a network call. Raises `NotFoundError`, `ForbiddenError`,
+        `UnavailableError` or `InvalidError` with the registry's reason. Drivers whose machines pull
+        images themselves return at once.
+        """
+        ...
+
+    async def image_pulls(self) -> tuple[ImagePull, ...]:
+        """Return the pulls in progress."""
+        ...
+
+    async def need_images(self, references: frozenset[str]) -> None:
+        """Set which images templates and sandboxes name: all others may be removed."""
+        ...
+
     async def create(self, blueprint: Blueprint) -> Instance:
-        """Create the sandbox and return once envd is reachable; `start` runs its commands."""
+        """Create the sandbox and return once envd is reachable; `start` runs its commands.
+
+        Raises `ImageMissingError` if `ensure_image` must be called first.
+        """
         ...
 
     async def start(self, uid: str) -> Instance:
@@ -270,7 +364,11 @@ class Runtime(Protocol):
         ...
 
     async def hibernate(self, uid: str) -> Instance:
-        """Store memory and files, release everything else."""
+        """Store memory and files, release everything else.
+
+        A running sandbox that would have to wait for other work is returned frozen instead. Call
+        again then: that call waits, and leaves the queue when it is cancelled.
+        """
         ...
 
     async def restore(self, uid: str) -> Instance:

@@ -1,9 +1,7 @@
 """A driver that simulates sandboxes in memory, on the loop's (virtual) time.
 
-For tests of scale (100 000 instances on one loop) and of faults: latencies are set per operation,
-failures are scripted (`fail_next`) or random with a seed, replies can be lost after the work was
-done (`lose_reply_next`), and sandboxes or the whole node can fail (`crash`, `fail_node`). It passes
-the same contract tests as the real drivers.
+For tests of scale (100 000 instances on one loop) and of faults: latencies and failures are
+scripted or random, replies can be lost, and sandboxes or the node can fail.
 """
 
 import asyncio
@@ -25,21 +23,31 @@ from paddock.kit.errors import (
     UnsupportedError,
 )
 from paddock.resources import default_limits as default
+from paddock.resources.kinds.template import ImagePullPolicy
 from paddock.runtime.port import (
     Address,
     AgentConfig,
     Blueprint,
     Capabilities,
     EgressPolicy,
+    ImagePull,
     Instance,
     InstanceState,
     LogLine,
+    ReadyImage,
+    RegistryCredentials,
     Runtime,
     RuntimeEvent,
     StoredCheckpoint,
     Usage,
 )
-from paddock.runtime.simulated_operations import LATENCIES, Operation, ScriptedFailure
+from paddock.runtime.simulated_images import SimulatedImages
+from paddock.runtime.simulated_operations import (
+    LATENCIES,
+    Operation,
+    ScriptedFailure,
+    SimulatedSandbox,
+)
 
 ALL_CAPABILITIES = Capabilities(
     can_freeze=True,
@@ -62,20 +70,6 @@ _LIVE = (InstanceState.RUNNING, InstanceState.FROZEN)
 _KEPT = (*_LIVE, InstanceState.HIBERNATED, InstanceState.STOPPED)
 
 
-class _SimulatedSandbox:
-    """One simulated sandbox."""
-
-    __slots__ = ("agent", "blueprint", "egress", "files", "instance", "is_started")
-
-    def __init__(self, blueprint: Blueprint, instance: Instance) -> None:
-        self.blueprint = blueprint
-        self.instance = instance
-        self.agent: AgentConfig = blueprint.agent
-        self.egress: EgressPolicy = blueprint.egress
-        self.files: dict[str, str] | None = None
-        self.is_started = False
-
-
 class SimulatedRuntime:
     """A `Runtime` in memory. `calls` counts calls by operation."""
 
@@ -91,6 +85,7 @@ class SimulatedRuntime:
         node_name: str = "simulated",
     ) -> None:
         self.calls: Counter[Operation] = Counter()
+        self.images = SimulatedImages()
         self._clock = clock or LoopClock()
         self._latencies: dict[Operation, float] = {**LATENCIES, **latencies}
         self._jitter = jitter
@@ -98,7 +93,7 @@ class SimulatedRuntime:
         self._capabilities = capabilities
         self._random = random.Random(seed)  # noqa: S311 - repeatable on purpose
         self._node_name = node_name
-        self._sandboxes: dict[str, _SimulatedSandbox] = {}
+        self._sandboxes: dict[str, SimulatedSandbox] = {}
         self._checkpoints: dict[str, tuple[StoredCheckpoint, dict[str, str]]] = {}
         self._failures: list[ScriptedFailure] = []
         self._locks: dict[str, asyncio.Lock] = {}
@@ -108,6 +103,9 @@ class SimulatedRuntime:
         self._never_ready: set[str] = set()
         self._unstorable: dict[str, str] = {}
         self._is_down = False
+        self._free = asyncio.Event()
+        """Whether hibernations need not wait for other work."""
+        self._free.set()
 
     # Controls for tests and simulations
 
@@ -119,9 +117,8 @@ class SimulatedRuntime:
         self, operation: Operation, error: Exception | None = None, *, uid: str | None = None
     ) -> None:
         """Fail the next such call (for this sandbox) before it has any effect."""
-        error = error or UnavailableError(
-            "scripted failure of the simulated node", retry_after_seconds=1.0
-        )
+        text = "scripted failure of the simulated node"
+        error = error or UnavailableError(text, retry_after_seconds=1.0)
         self._failures.append(ScriptedFailure(operation=operation, error=error, uid=uid))
 
     def lose_reply_next(self, operation: Operation, *, uid: str | None = None) -> None:
@@ -153,6 +150,13 @@ class SimulatedRuntime:
             self._unstorable.pop(uid, None)
         else:
             self._unstorable[uid] = reason
+
+    def set_busy(self, *, is_busy: bool) -> None:
+        """Let hibernations wait for other work, or not any more."""
+        if is_busy:
+            self._free.clear()
+        else:
+            self._free.set()
 
     def fail_node(self, *, is_down: bool) -> None:
         """Fail every call with `UnavailableError` while the node is down; sandboxes run on."""
@@ -193,6 +197,21 @@ class SimulatedRuntime:
     async def capabilities(self) -> Capabilities:
         return self._capabilities
 
+    async def ensure_image(
+        self,
+        reference: str,
+        *,
+        team: str,
+        policy: ImagePullPolicy = ImagePullPolicy.IF_NOT_PRESENT,
+        credentials: tuple[RegistryCredentials, ...] = (),
+    ) -> ReadyImage:
+        await self._delay_or_fail(Operation.ENSURE_IMAGE, reference)
+        return self.images.ensure(reference, policy)
+
+    async def image_pulls(self) -> tuple[ImagePull, ...]:
+        return ()
+
+    async def need_images(self, references: frozenset[str]) -> None: ...
     async def create(self, blueprint: Blueprint) -> Instance:
         async with self._operation(Operation.CREATE, blueprint.uid):
             return self._create(blueprint).instance
@@ -239,6 +258,9 @@ class SimulatedRuntime:
 
     async def hibernate(self, uid: str) -> Instance:
         self._require("can_checkpoint", self._capabilities.can_checkpoint)
+        if not self._free.is_set() and self._get(uid).instance.state is InstanceState.RUNNING:
+            return await self.freeze(uid)
+        await self._free.wait()
         async with self._operation(Operation.HIBERNATE, uid):
             sandbox = self._expect(uid, *_LIVE, InstanceState.HIBERNATED, doing="hibernated")
             self._require_storable(sandbox)
@@ -412,7 +434,7 @@ class SimulatedRuntime:
                 raise script.error
         return []
 
-    def _create(self, blueprint: Blueprint) -> _SimulatedSandbox:
+    def _create(self, blueprint: Blueprint) -> SimulatedSandbox:
         if (sandbox := self._sandboxes.get(blueprint.uid)) is not None:
             return sandbox
         files: dict[str, str] | None = None
@@ -427,10 +449,11 @@ class SimulatedRuntime:
             address=self._address(blueprint.uid, number),
             started_at=self._clock.now(),
             image=blueprint.image,
+            image_digest=self.images.require(blueprint),
             node_name=self._node_name,
             incarnation=blueprint.incarnation,
         )
-        sandbox = _SimulatedSandbox(blueprint, instance)
+        sandbox = SimulatedSandbox(blueprint, instance)
         sandbox.files = files
         self._sandboxes[blueprint.uid] = sandbox
         return sandbox
@@ -439,24 +462,24 @@ class SimulatedRuntime:
         ip = f"10.{number >> 16 & 255}.{number >> 8 & 255}.{number & 255}"
         return Address(ip=ip, envd=f"unix:/simulated/{uid}/envd.sock", node="unix:/simulated/node")
 
-    def _set_state(self, sandbox: _SimulatedSandbox, state: InstanceState) -> Instance:
+    def _set_state(self, sandbox: SimulatedSandbox, state: InstanceState) -> Instance:
         changes = {"stored_bytes": STORED_MEMORY_BYTES * (state is InstanceState.HIBERNATED)}
         sandbox.instance = structs.replace(sandbox.instance, state=state, reason=None, **changes)
         return sandbox.instance
 
-    def _get(self, uid: str) -> _SimulatedSandbox:
+    def _get(self, uid: str) -> SimulatedSandbox:
         sandbox = self._sandboxes.get(uid)
         if sandbox is None:
             raise NotFoundError(f"sandbox {uid} does not exist on this node")
         return sandbox
 
-    def _expect(self, uid: str, *states: InstanceState, doing: str) -> _SimulatedSandbox:
+    def _expect(self, uid: str, *states: InstanceState, doing: str) -> SimulatedSandbox:
         sandbox = self._get(uid)
         if sandbox.instance.state not in states:
             raise ConflictError(f"sandbox {uid} is {sandbox.instance.state} and cannot be {doing}")
         return sandbox
 
-    def _require_storable(self, sandbox: _SimulatedSandbox) -> None:
+    def _require_storable(self, sandbox: SimulatedSandbox) -> None:
         reason = self._unstorable.get(sandbox.instance.uid)
         if reason is not None and sandbox.instance.state in _LIVE:
             raise UnstorableError(f"cannot store sandbox {sandbox.instance.uid}: {reason}")

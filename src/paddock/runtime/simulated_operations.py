@@ -1,14 +1,17 @@
-"""The operations of the simulated driver: their latencies, and scripted failures."""
+"""The state of the simulated driver: sandboxes, latencies of operations, scripted failures."""
 
 from collections.abc import Mapping
 from enum import StrEnum
 
 from msgspec import Struct
 
+from paddock.runtime.port import AgentConfig, Blueprint, EgressPolicy, Instance
+
 
 class Operation(StrEnum):
     """Operations with a latency that may fail."""
 
+    ENSURE_IMAGE = "ensure_image"
     CREATE = "create"
     START = "start"
     CONFIGURE = "configure"
@@ -27,6 +30,7 @@ class Operation(StrEnum):
 
 
 LATENCIES: Mapping[Operation, float] = {
+    Operation.ENSURE_IMAGE: 0.0,
     Operation.CREATE: 0.008,
     Operation.START: 0.0,
     Operation.CONFIGURE: 0.001,
@@ -54,3 +58,17 @@ class ScriptedFailure(Struct, frozen=True, kw_only=True):
     uid: str | None = None
     after_effect: bool = False
     """Fail after the work is done: the reply is lost."""
+
+
+class SimulatedSandbox:
+    """One simulated sandbox."""
+
+    __slots__ = ("agent", "blueprint", "egress", "files", "instance", "is_started")
+
+    def __init__(self, blueprint: Blueprint, instance: Instance) -> None:
+        self.blueprint = blueprint
+        self.instance = instance
+        self.agent: AgentConfig = blueprint.agent
+        self.egress: EgressPolicy = blueprint.egress
+        self.files: dict[str, str] | None = None
+        self.is_started = False

@@ -21,6 +21,7 @@ from paddock.resources.kinds.template import (
     SandboxTemplate,
     SandboxTemplateSpec,
 )
+from paddock.resources.kinds.template_build import TemplateBuild
 from paddock.resources.meta import Resource
 from paddock.runtime import host_paths, rates
 
@@ -66,6 +67,10 @@ def _host_names(spec: SandboxTemplateSpec) -> Iterable[str]:
     return (f"network.{path}" for path in _named_hosts(spec.network))
 
 
+def _stored_state(spec: SandboxTemplateSpec) -> Iterable[str]:
+    return ("restoreFrom",) if spec.restore_from else ()
+
+
 def _rates(spec: SandboxTemplateSpec) -> Iterable[str]:
     names = (*rates.NETWORK, *rates.DISK)
     fields = (name for name in names if getattr(spec.resources, name) is not None)
@@ -92,6 +97,11 @@ _NO_HOSTS = Restriction(
     uses=_host_names,
     reason="NetworkPolicies support addresses only",
     alternative="use addresses or CIDRs",
+)
+_NO_STORED_STATE = Restriction(
+    uses=_stored_state,
+    reason="pods cannot be stored, so none can start from a checkpoint",
+    alternative="use an image that has what sandboxes need",
 )
 TEMPLATES: Mapping[str, tuple[Restriction, ...]] = {
     LOCAL: (
@@ -120,8 +130,10 @@ TEMPLATES: Mapping[str, tuple[Restriction, ...]] = {
         ),
         _NO_HOSTS,
         _NO_RATES,
+        _NO_STORED_STATE,
     ),
 }
+_NO_BUILDS = "pods cannot be stored, so templates cannot be built; use an image that you built"
 _NO_SNAPSHOTS = "pods cannot be stored; keep files on a volume (volumeClaimTemplates)"
 
 
@@ -192,6 +204,8 @@ def _pod_problems(new: Resource, old: Resource | None) -> list[FieldProblem]:
     """Return what pods cannot do of the fields outside of a template."""
     if isinstance(new, Checkpoint) and old is None:
         return [FieldProblem("spec", _NO_SNAPSHOTS)]
+    if isinstance(new, TemplateBuild) and old is None:
+        return [FieldProblem("spec", _NO_BUILDS)]
     if not isinstance(new, Sandbox):
         return []
     spec, before = new.spec, old.spec if isinstance(old, Sandbox) else None

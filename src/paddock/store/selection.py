@@ -41,8 +41,13 @@ def predicate(
 
 
 def _field_test(term: FieldTerm) -> Predicate:
-    path, value, negated = term.path, term.value, term.negated
-    return lambda obj: (field_text(obj, path) == value) is not negated
+    return lambda obj: matches_field(obj, term)
+
+
+def matches_field(obj: Resource, term: FieldTerm) -> bool:
+    """Whether an object matches one term of a field selector."""
+    text = field_text(obj, term.path)
+    return (text == term.value or (term.or_absent and not text)) is not term.negated
 
 
 def field_text(obj: Resource, path: tuple[str, ...]) -> str:

@@ -97,6 +97,32 @@ class Server:
             self._key = self._made("/api-keys", name="x", teamName=OTHERS)["id"]
         return self._key
 
+    def build(self) -> tuple[str, str]:
+        """Return the ids of a template and of a build of it that waits for its steps."""
+        made = self.http.post("/v3/templates", json={"name": "built"})
+        assert made.status_code == 202, made.text
+        return made.json()["templateID"], made.json()["buildID"]
+
+    def tagged(self) -> str:
+        """Return the name of a template with a ready build."""
+        name, build = self.build()
+        url = f"/apis/paddock.dev/v1alpha1/namespaces/default/templatebuilds/{build}/status"
+        headers = {
+            "Authorization": f"Bearer {self._token}",
+            "Content-Type": "application/merge-patch+json",
+        }
+        status = {"status": {"phase": "Ready", "template": {}}}
+        changed = self.http.patch(url, headers=headers, json=status)
+        assert changed.status_code == 200, changed.text
+        return name
+
+    def upload(self) -> str:
+        """Return a token for an upload."""
+        name, _ = self.build()
+        made = self.http.get(f"/templates/{name}/files/{'0' * 64}")
+        assert made.status_code == 201, made.text
+        return made.json()["url"].rpartition("/")[2]
+
     def _made(self, path: str, **body: object) -> dict[str, str]:
         made = self.http.post(path, json=body)
         assert made.status_code == 201, made.text
@@ -187,10 +213,31 @@ class Asked:
             values["id"] = self.server.template() if is_kept else self.server.snapshot()
         elif "alias" in values:
             values["alias"] = self.server.template()
+        self._find_build(case)
         for name in {"sandboxID", "sandbox_ids"} & case.query.keys():
             case.query[name] = self.server.sandbox()
         if isinstance(case.body, dict):
             self._fill(case.body)
+
+    def _find_build(self, case: schemathesis.Case) -> None:
+        """Use existing builds, names and tokens in a request."""
+        place, values = case.path, case.path_parameters
+        if "/builds/{build}" in place:
+            values["id"], values["build"] = self.server.build()
+            if isinstance(case.body, dict):
+                case.body = {"fromImage": "base", "force": True}
+        elif place.endswith("/templates") and isinstance(case.body, dict):
+            case.body = {"name": "built", "tags": ["v1"] if case.body.get("tags") else None}
+        elif place.endswith("/files/{hash}"):
+            values["id"], values["hash"] = self.server.build()[0], "0" * 64
+        elif place.endswith("/uploads/{token}"):
+            values["token"] = self.server.upload()
+        elif "/templates/" in place and place.endswith("/tags"):
+            name = self.server.tagged()
+            if "id" in values:
+                values["id"] = name
+            if isinstance(case.body, dict):
+                case.body |= {"tags": ["v1"], "target" if "target" in case.body else "name": name}
 
     def _fill(self, body: dict[str, object]) -> None:
         if "teamName" in body:

@@ -13,6 +13,7 @@ from paddock.api.kube.app import create_app
 from paddock.api.kube.settings import KubeApiSettings
 from paddock.api.login_limits import LoginLimits
 from paddock.claims.caller import Caller, Role
+from paddock.controllers.template_build.layers import ANNOTATION_CONTEXT
 from paddock.kit.clock import system
 from paddock.kit.errors import UnauthenticatedError
 from paddock.resources import rights
@@ -21,7 +22,13 @@ from paddock.resources.kinds.checkpoint import Checkpoint, CheckpointSpec
 from paddock.resources.kinds.claim import SandboxClaim, SandboxClaimSpec
 from paddock.resources.kinds.sandbox import ClaimIdentity, Sandbox, SandboxSpec
 from paddock.resources.kinds.template import SandboxTemplate, SandboxTemplateSpec
-from paddock.resources.meta import Key, ObjectMeta, Resource
+from paddock.resources.kinds.template_build import (
+    LABEL_BUILD,
+    BuildStep,
+    TemplateBuild,
+    TemplateBuildSpec,
+)
+from paddock.resources.meta import Key, ObjectMeta, Resource, with_meta
 from paddock.resources.rights import AccessRequest
 from paddock.store.memory import MemoryStore
 from paddock.store.port import Store
@@ -181,6 +188,24 @@ async def test_a_sandbox_of_another_team_does_not_exist(store: Store) -> None:
     assert await store.get(Sandbox, Key("default", "blue-shared"))
 
 
+@pytest.mark.parametrize("namespace", ["default", "red"])
+async def test_sandboxes_of_builds_are_hidden_from_keys(store: Store, namespace: str) -> None:
+    of_build = with_meta(sandbox("built", "red", namespace), labels={LABEL_BUILD: "b"})
+    await store.create(of_build)
+    path = f"/namespaces/{namespace}/sandboxes"
+    shown, visible = await names(store, "operator", path), await names(store, "admin", path)
+    assert isinstance(shown, set)
+    assert isinstance(visible, set)
+    assert shown - visible >= {"built"}
+    assert await names(store, "admin", f"{path}?labelSelector={LABEL_BUILD}") == set()
+    async with calling(store, "admin") as client:
+        for method in ("GET", "DELETE"):
+            gone = await client.request(method, f"{PADDOCK}{path}/built")
+            assert gone.status_code == 404
+        assert (await client.delete(PADDOCK + path)).status_code == 200
+    assert await store.get(Sandbox, of_build.key)
+
+
 async def test_members_delete_their_sandboxes_and_no_others(store: Store) -> None:
     async with calling(store, "member") as client:
         deleted = await client.delete(f"{PADDOCK}/namespaces/default/sandboxes")
@@ -207,7 +232,9 @@ async def test_members_delete_their_sandboxes_and_no_others(store: Store) -> Non
         ("PUT", "/sandboxpools/p/scale"),
     ],
 )
-async def test_keys_change_nothing(store: Store, key: str, method: str, path: str) -> None:
+async def test_keys_change_nothing_where_their_writes_are_not_checked(
+    store: Store, key: str, method: str, path: str
+) -> None:
     async with calling(store, key) as client:
         url = f"{PADDOCK}/namespaces/{KEYS[key].team}{path}"
         response = await client.request(method, url, content=b"{}")
@@ -251,8 +278,33 @@ def test_variables_are_hidden_wherever_they_are() -> None:
     assert hidden.metadata.annotations["other"] == "kept"
 
 
+def test_variables_of_builds_and_of_their_layers_are_hidden() -> None:
+    steps = (
+        BuildStep(type="RUN", args=("make",)),
+        BuildStep(type="ENV", args=("A", "s3cr3t", "B", "s3cr3t")),
+        BuildStep(type="ARG", args=("s3cr3t",)),
+    )
+    meta = ObjectMeta(namespace="red", name="x")
+    built = TemplateBuild(metadata=meta, spec=TemplateBuildSpec(template_name="t", steps=steps))
+    hidden = key_access.without_variables(built)
+    assert isinstance(hidden, TemplateBuild)
+    assert [step.args for step in hidden.spec.steps] == [
+        ("make",),
+        ("A", "(hidden)", "B", "(hidden)"),
+        ("(hidden)",),
+    ]
+    annotations = {ANNOTATION_CONTEXT: '{"env":{"A":"s3cr3t"}}'}
+    layer = Checkpoint(metadata=ObjectMeta(namespace="red", name="x", annotations=annotations))
+    assert "s3cr3t" not in str(key_access.without_variables(layer))
+
+
 @pytest.mark.parametrize(
-    "field", ["spec.claim.envVars.API_KEY", "spec.template.env.PLAIN", "metadata.annotations.x"]
+    "field",
+    [
+        "spec.claim.envVars.API_KEY",
+        "spec.template.env.PLAIN",
+        "metadata.annotations.x",
+    ],
 )
 async def test_readers_cannot_guess_values_by_selectors(store: Store, field: str) -> None:
     path = f"/namespaces/red/sandboxes?fieldSelector={field}=s3cr3t"

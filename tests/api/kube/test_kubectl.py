@@ -84,8 +84,8 @@ def tmp_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_the_examples_can_be_applied_listed_described_and_deleted(kubectl: Kubectl):
     created = kubectl("apply", "-f", str(EXAMPLES))
-    assert created.count("created") == 10
-    assert kubectl("apply", "-f", str(EXAMPLES)).count("unchanged") == 10
+    assert created.count("created") == 12
+    assert kubectl("apply", "-f", str(EXAMPLES)).count("unchanged") == 12
 
     shown = kubectl("get", "sandboxpool")
     assert shown.splitlines()[0].split() == [
@@ -93,13 +93,13 @@ def test_the_examples_can_be_applied_listed_described_and_deleted(kubectl: Kubec
     ]  # fmt: skip
     assert [line.split()[0] for line in shown.splitlines()[1:]] == ["hello", "python"]
     assert "scratch" in kubectl("get", "sbx", "-o", "wide")
-    assert kubectl("get", "paddock", "-o", "name").count("\n") == 10
+    assert kubectl("get", "paddock", "-o", "name").count("\n") == 12
 
     described = kubectl("describe", "sbp", "python")
     assert "Buffer Min:" in described
     assert "Events:" in described
 
-    assert kubectl("delete", "-f", str(EXAMPLES)).count("deleted") == 10
+    assert kubectl("delete", "-f", str(EXAMPLES)).count("deleted") == 12
     assert kubectl("get", "paddock", "-o", "name") == ""
 
 
@@ -109,7 +109,7 @@ def test_the_category_all_contains_workloads_only(kubectl: Kubectl):
     assert kinds == {"sandbox", "sandboxpool", "sandboxclaim", "batchsandbox", "sandboxenv"}
     kubectl("delete", "all", "--all")
     left = {line.partition(".")[0] for line in kubectl("get", "paddock", "-o", "name").splitlines()}
-    assert left == {"sandboxtemplate", "checkpoint"}
+    assert left == {"sandboxtemplate", "checkpoint", "templatebuild"}
 
 
 def test_authenticated_callers_may_do_everything(kubectl: Kubectl):
@@ -300,7 +300,7 @@ def test_secrets_and_namespaces_can_be_created_by_command(kubectl: Kubectl):
 
 def test_kubectl_can_read_all_of_discovery(kubectl: Kubectl):
     listed = kubectl("api-resources", "--api-group=paddock.dev", "-o", "name").split()
-    assert len(listed) == 7
+    assert len(listed) == 8
     assert "paddock.dev/v1alpha1" in kubectl("api-versions")
     assert "paddock" in kubectl("version", "-o", "json")
 

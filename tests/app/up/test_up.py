@@ -22,6 +22,12 @@ def test_each_gateway_of_a_machine_has_its_own_admin_port(tmp_path: Path) -> Non
     assert ports(0) == [None, None, None]
 
 
+def test_the_node_uses_the_images_that_up_builds(tmp_path: Path) -> None:
+    settings = Settings(state_dir=str(tmp_path), cache_dir=str(tmp_path / "cache"))
+    command = MachineSupervisor(settings).node.command
+    assert command[command.index("--image-cache") + 1] == str(tmp_path / "cache/images")
+
+
 @pytest.mark.parametrize(
     ("ports", "message"),
     [

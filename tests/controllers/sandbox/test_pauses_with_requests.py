@@ -126,6 +126,56 @@ async def test_a_sandbox_that_cannot_hibernate_stays_frozen_with_an_event(
         assert (await subject.connect()).status.phase is Phase.RUNNING
 
 
+async def test_a_sandbox_is_frozen_while_its_hibernation_waits_for_its_turn(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with hibernating(monkeypatch) as subject:
+        subject.world.runtime.set_busy(is_busy=True)
+        paused = await subject.pause()
+        assert paused.status.phase is Phase.PAUSED
+        assert paused.status.pause_strategy is PauseStrategy.FREEZE
+        await asyncio.sleep(30)
+        assert await subject.state() is InstanceState.FROZEN
+        subject.world.runtime.set_busy(is_busy=False)
+        await subject.world.until(
+            lambda: subject.sandbox.status.pause_strategy is PauseStrategy.HIBERNATE
+        )
+        assert await subject.state() is InstanceState.HIBERNATED
+        assert REASON_NOT_HIBERNATED not in await subject.events()
+
+
+async def test_a_sandbox_whose_hibernation_waits_is_thawed_when_it_is_resumed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with hibernating(monkeypatch) as subject:
+        before = subject.sandbox.status.incarnation
+        subject.world.runtime.set_busy(is_busy=True)
+        await subject.pause()
+        await asyncio.sleep(5)
+        began = asyncio.get_running_loop().time()
+        woken = await subject.connect()
+        assert asyncio.get_running_loop().time() - began < 1
+        assert woken.status.phase is Phase.RUNNING
+        assert woken.status.incarnation == before  # the same processes
+        assert await subject.state() is InstanceState.RUNNING
+        # The attempt that was ended does not hibernate it later.
+        subject.world.runtime.set_busy(is_busy=False)
+        await asyncio.sleep(5)
+        assert await subject.state() is InstanceState.RUNNING
+
+
+async def test_a_sandbox_whose_hibernation_waits_is_deleted_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with hibernating(monkeypatch) as subject:
+        subject.world.runtime.set_busy(is_busy=True)
+        await subject.pause()
+        await asyncio.sleep(5)
+        await subject.world.manager.lifecycle.kill(CALLER, subject.id)
+        await asyncio.sleep(1)
+        assert await subject.world.runtime.inspect(subject.uid) is None
+
+
 async def test_a_restarted_sandbox_runs_its_start_command_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -3,6 +3,7 @@
 import asyncio
 import gc
 import json
+from datetime import timedelta
 
 import pytest
 from msgspec import structs
@@ -328,6 +329,35 @@ async def test_an_older_request_is_aborted_by_a_pause_and_wakes_nothing() -> Non
         assert json.loads(response.body)["message"] == "The sandbox was paused before it answered"
         await wire.close()
         assert paddock.wakes == []
+
+
+@pytest.mark.parametrize(("late", "is_held"), [(600.0, True), (0.0, False), (-600.0, False)])
+async def test_the_age_of_a_request_counts_from_the_pause_not_from_when_the_gateway_learns_of_it(
+    late: float, is_held: bool
+) -> None:
+    arrived, thawed = asyncio.Event(), asyncio.Event()
+
+    async def serve(reader, writer) -> None:
+        await read_request(reader)
+        arrived.set()
+        await thawed.wait()
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok")
+        await writer.drain()
+
+    async with rig(GatewayLimits(pause_grace_seconds=0)) as paddock:
+        await paddock.upstream(serve, wakes=True)
+
+        async def thaw(asleep):
+            thawed.set()
+            return structs.replace(asleep, state=SandboxState.RUNNING, version=99)
+
+        paddock.on_resume = thaw
+        asking = asyncio.create_task(paddock.get())
+        await asyncio.wait_for(arrived.wait(), PATIENCE_SECONDS)
+        requested = paddock.clock.now() - timedelta(seconds=late)
+        paddock.change(state=SandboxState.PAUSING, pause_requested_at=requested)
+        assert (await asking).status == (200 if is_held else 502)
+        thawed.set()
 
 
 @pytest.mark.parametrize(

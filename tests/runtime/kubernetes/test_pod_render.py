@@ -5,6 +5,7 @@ import json
 import pytest
 
 from paddock.kit.errors import InvalidError, UnsupportedError
+from paddock.resources.network import destinations
 from paddock.runtime.kubernetes import names
 from paddock.runtime.kubernetes.network.policy_render import network_policy, policy_name
 from paddock.runtime.kubernetes.pods.overlay import merge
@@ -191,7 +192,10 @@ def test_equal_egress_policies_share_one_networkpolicy():
 def test_private_ranges_are_denied_by_default():
     made = network_policy(EgressPolicy(), "team", system_namespace="paddock-system")
     blocks = [to["ipBlock"] for to in made.spec["egress"][-1]["to"]]
-    assert "10.0.0.0/8" in blocks[0]["except"]
+    private = {str(one) for one in (*destinations.PRIVATE, *destinations.LINK_LOCAL)}
+    excepted = {*blocks[0]["except"], *blocks[1]["except"]}
+    assert private - excepted == {"::1/128"}
+    assert "::/96" in excepted  # contains it
     # NAT64 and 6to4 gateways must not lead to private IPv4 addresses either.
     assert {"64:ff9b::a00:0/104", "64:ff9b::a9fe:0/112", "2002:a00::/24"} <= set(
         blocks[1]["except"]

@@ -6,7 +6,8 @@ import urllib.parse
 
 import pytest
 
-from paddock.runtime.local.images import base_directory
+from paddock.runtime.local.images.base import base_directory, is_built
+from paddock.runtime.local.images.debian.recipe import BUILT_IN
 from paddock.runtime.port import AgentConfig, Blueprint, Instance, OutboundConfig
 from tests.gateway.certificates import issue
 from tests.runtime.local.inside import run
@@ -48,12 +49,13 @@ async def upload(instance: Instance, path: str, data: bytes) -> int:
 
 def share_base() -> None:
     """Let the user of the rootless node read the base image, as an operator would."""
-    build = base_directory()
-    if not build.exists():
+    if not is_built():
         pytest.skip("the base image is not built on this machine")
-    if not build.stat().st_mode & 0o005:
-        os.chown(build, 0, ROOTLESS_ID)
-        build.chmod(0o750)
+    for name in BUILT_IN:
+        build = base_directory(name=name)
+        if not build.stat().st_mode & 0o005:
+            os.chown(build, 0, ROOTLESS_ID)
+            build.chmod(0o750)
 
 
 @pytest.mark.parametrize("image", ["host", "base"])

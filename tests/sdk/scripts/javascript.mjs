@@ -2,6 +2,7 @@
 
 import assert from 'node:assert/strict'
 import { createRequire } from 'node:module'
+import { main, until } from './harness.mjs'
 
 const require = createRequire(process.env.NODE_CLIENTS + '/package.json')
 const { Sandbox, CommandExitError, NotFoundError, TimeoutError } = require('e2b')
@@ -129,31 +130,4 @@ const CHECKS = {
   },
 }
 
-async function until(condition, seconds = 60) {
-  const deadline = Date.now() + seconds * 1000
-  for (;;) {
-    const found = await condition()
-    if (found) return found
-    assert.ok(Date.now() < deadline, 'it did not become so')
-    await new Promise((resolve) => setTimeout(resolve, 50))
-  }
-}
-
-async function run(name) {
-  const started = Date.now()
-  let problem = null
-  try {
-    await CHECKS[name]()
-  } catch (error) {
-    problem = error.stack ?? String(error)
-  }
-  console.log(JSON.stringify({ check: name, problem, seconds: (Date.now() - started) / 1000 }))
-}
-
-const waiting = Object.keys(CHECKS)
-if (process.argv[2] === '--list') {
-  console.log(JSON.stringify(waiting))
-} else {
-  await Promise.all([1, 2, 3].map(async () => { while (waiting.length) await run(waiting.shift()) }))
-  process.exit(0)
-}
+await main(CHECKS, 3)

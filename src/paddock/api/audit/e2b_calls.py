@@ -46,6 +46,19 @@ _TEMPLATES: Mapping[tuple[str, str], AuditCall] = {
     ("PATCH", "/v2/templates/{id:path}"): AuditCall("patch", "templates"),
 }
 
+_BUILDS: Mapping[tuple[str, str], AuditCall] = {
+    ("POST", "/v3/templates"): AuditCall("create", "templates", "builds"),
+    ("POST", "/v2/templates"): AuditCall("create", "templates", "builds"),
+    ("POST", "/v2/templates/{id:path}/builds/{build}"): AuditCall("start", "templates", "builds"),
+    ("GET", "/templates/{id:path}/builds/{build}/status"): AuditCall("get", "templates", "builds"),
+    ("GET", "/templates/{id:path}/builds/{build}/logs"): AuditCall("get", "templates", "builds"),
+    ("GET", "/templates/{id:path}/files/{hash}"): AuditCall("get", "templates", "files"),
+    ("PUT", "/templates/uploads/{token}"): AuditCall("update", "templates", "files", name=""),
+    ("POST", "/templates/tags"): AuditCall("create", "templates", "tags"),
+    ("DELETE", "/templates/tags"): AuditCall("delete", "templates", "tags"),
+    ("GET", "/templates/{id:path}/tags"): AuditCall("get", "templates", "tags"),
+}
+
 _KEYS: Mapping[tuple[str, str], AuditCall] = {
     ("GET", "/api-keys"): AuditCall("list", "keys"),
     ("POST", "/api-keys"): AuditCall("create", "keys"),
@@ -57,16 +70,7 @@ _KEYS: Mapping[tuple[str, str], AuditCall] = {
 }
 
 _UNSUPPORTED: Mapping[tuple[str, str], AuditCall] = {
-    ("POST", "/v3/templates"): AuditCall("create", "templates"),
-    ("POST", "/v2/templates"): AuditCall("create", "templates"),
     ("POST", "/templates"): AuditCall("create", "templates"),
-    ("POST", "/templates/tags"): AuditCall("create", "templates", "tags"),
-    ("DELETE", "/templates/tags"): AuditCall("delete", "templates", "tags"),
-    ("GET", "/templates/{id}/tags"): AuditCall("get", "templates", "tags"),
-    ("GET", "/templates/{id}/files/{hash}"): AuditCall("get", "templates", "files"),
-    ("POST", "/v2/templates/{id}/builds/{build}"): AuditCall("create", "templates", "builds"),
-    ("GET", "/templates/{id}/builds/{build}/status"): AuditCall("get", "templates", "builds"),
-    ("GET", "/templates/{id}/builds/{build}/logs"): AuditCall("get", "templates", "builds"),
     ("GET", "/volumes"): AuditCall("list", "volumes"),
     ("POST", "/volumes"): AuditCall("create", "volumes"),
     ("GET", "/volumes/{id}"): AuditCall("get", "volumes"),
@@ -92,7 +96,13 @@ _UNSUPPORTED: Mapping[tuple[str, str], AuditCall] = {
     ("POST", "/admin/{rest:path}"): AuditCall("create", "admin", name="rest"),
 }
 
-CALLS: Mapping[tuple[str, str], AuditCall] = {**_SANDBOXES, **_TEMPLATES, **_KEYS, **_UNSUPPORTED}
+CALLS: Mapping[tuple[str, str], AuditCall] = {
+    **_SANDBOXES,
+    **_TEMPLATES,
+    **_BUILDS,
+    **_KEYS,
+    **_UNSUPPORTED,
+}
 """By method and path of the route."""
 
 _SANDBOX_PATHS = tuple(

@@ -29,6 +29,8 @@ PEER = "paddock:peer"
 ANONYMOUS = "system:anonymous"
 
 _API_KEY = re.compile(r"e2b_[0-9A-Za-z]+")
+_UPLOAD = re.compile(r"(/templates/uploads/)[^/]+")
+"""The URL of an upload is the permission for it."""
 _PLAIN_PATH = re.compile(r"[/a-z0-9.-]*")
 """Needs no escaping and holds no key."""
 _URI_SAFE = "/:@!$&'()*+,;=~"
@@ -111,6 +113,8 @@ def visible(text: str, limit: int) -> str:
 def request_uri(path: str) -> str:
     """Return a path as a URI, bounded. Queries are left out: they may hold signatures."""
     path = path[:MAX_PATH]
+    if "/templates/uploads/" in path:
+        path = _UPLOAD.sub(r"\1...", path)
     if _PLAIN_PATH.fullmatch(path):
         return path
     if "e2b_" in path:

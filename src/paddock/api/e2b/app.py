@@ -10,9 +10,17 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.routing import BaseRoute, Mount, Route
 
 from paddock.api.audit.notes import notes_of
-from paddock.api.e2b import batch, keys, metrics_logs, openapi, sandboxes, templates, unsupported
+from paddock.api.e2b import (
+    batch,
+    keys,
+    metrics_logs,
+    openapi,
+    sandboxes,
+    unsupported,
+)
 from paddock.api.e2b.context import E2bContext, json_response
 from paddock.api.e2b.schemas import ErrorBody
+from paddock.api.e2b.templates import routes as templates
 from paddock.api.e2b.to_e2b import E2bRenderer
 from paddock.api.errors import status_of
 from paddock.api.login_limits import LoginLimits

@@ -11,8 +11,17 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from paddock import __version__
-from paddock.api.e2b import batch, keys, metrics_logs, sandboxes, schemas, templates, unsupported
-from paddock.api.e2b.context import json_response
+from paddock.api.e2b import (
+    batch,
+    keys,
+    metrics_logs,
+    sandboxes,
+    schemas,
+    unsupported,
+)
+from paddock.api.e2b.context import E2bContext, json_response
+from paddock.api.e2b.templates import routes as templates
+from paddock.api.e2b.templates import schemas as template_schemas
 from paddock.api.e2b.to_e2b import LEVELS
 
 PREFIX = "/kruise/api"
@@ -47,12 +56,17 @@ _BODIES: Mapping[str, type] = {
     "create_key": keys.NewKey,
     "change_key": keys.KeyPatch,
     "rotate_key": keys.KeyRotation,
-    "publish": schemas.TemplatePatch,
+    "publish": template_schemas.TemplatePatch,
+    "request_build": template_schemas.BuildRequestBody,
+    "start_build": template_schemas.BuildStartBody,
+    "assign_tags": template_schemas.TagsBody,
+    "remove_tags": template_schemas.RemovedTagsBody,
     "change_team": keys.TeamPatch,
 }
 _REQUIRED = {
     *("create_v2", "create_v1", "create_batch", "set_timeout"),
     *("create_key", "change_key", "change_team"),
+    *("request_build", "start_build", "assign_tags", "remove_tags"),
 }
 _ANSWERS: Mapping[str, tuple[int, Any]] = {
     "create_v2": (201, schemas.SandboxBody),
@@ -73,7 +87,19 @@ _ANSWERS: Mapping[str, tuple[int, Any]] = {
     "snapshot": (201, schemas.SnapshotInfo),
     "metrics": (200, list[schemas.MetricBody]),
     "snapshots": (200, list[schemas.SnapshotInfo]),
-    "list_templates": (200, list[schemas.TemplateBody]),
+    "list_templates": (200, list[template_schemas.TemplateBody]),
+    "page_templates": (200, list[template_schemas.TemplateBody]),
+    "template": (200, template_schemas.TemplateDetail),
+    "alias": (200, template_schemas.AliasBody),
+    "request_build": (202, template_schemas.BuildRequestedBody),
+    "start_build": (202, None),
+    "build_status": (200, template_schemas.BuildStatusBody),
+    "build_logs": (200, template_schemas.BuildLogsBody),
+    "file_link": (201, template_schemas.FileLinkBody),
+    "upload_files": (204, None),
+    "assign_tags": (201, template_schemas.AssignedTagsBody),
+    "remove_tags": (204, None),
+    "list_tags": (200, list[template_schemas.TagBody]),
     "delete_template": (204, None),
     "create_key": (201, dict[str, Any]),
     "revoke_key": (204, None),
@@ -84,7 +110,21 @@ _PARTLY_OFFERED = {
     *("create_v2", "create_v1", "create_batch", "network"),  # some fields are not
     *("pause", "snapshot", "fork"),  # not by every runtime
 }
+_BUILDS = {
+    "request_build",
+    "start_build",
+    "build_status",
+    "build_logs",
+    "file_link",
+    "upload_files",
+}
+"""Offered where the runtime can build templates."""
+_UPLOAD = "upload_files"
 _TEXT = {"type": "string"}
+_PAGES = {
+    "limit": {"type": "integer", "minimum": 1, "maximum": 100},
+    "nextToken": _TEXT,
+}
 _QUERIES: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
     "list_v2": {
         "metadata": _TEXT,
@@ -106,11 +146,20 @@ _QUERIES: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
         "level": {"type": "string", "enum": [*LEVELS]},
         "search": _TEXT,
     },
-    "snapshots": {
-        "sandboxID": _TEXT,
-        "name": _TEXT,
-        "limit": {"type": "integer", "minimum": 1, "maximum": 100},
-        "nextToken": _TEXT,
+    "snapshots": {"sandboxID": _TEXT, "name": _TEXT, **_PAGES},
+    "list_templates": {"teamID": _TEXT},
+    "page_templates": {"teamID": _TEXT, **_PAGES},
+    "build_status": {
+        "logsOffset": {"type": "integer", "minimum": 0},
+        "limit": {"type": "integer", "minimum": 0, "maximum": 100},
+        "level": {"type": "string", "enum": [*LEVELS]},
+    },
+    "build_logs": {
+        "cursor": {"type": "integer", "minimum": 0},
+        "limit": {"type": "integer", "minimum": 0, "maximum": 100},
+        "direction": {"type": "string", "enum": ["forward", "backward"]},
+        "level": {"type": "string", "enum": [*LEVELS]},
+        "source": {"type": "string", "enum": ["temporary", "persistent"]},
     },
 }
 
@@ -125,8 +174,8 @@ def _routes() -> Iterator[Route]:
 
 
 @cache
-def document() -> dict[str, Any]:
-    """Return the document."""
+def document(*, builds: bool = True) -> dict[str, Any]:
+    """Return the document; `builds`: whether the runtime can build templates."""
     types = [*_BODIES.values(), *(kind for _, kind in _ANSWERS.values() if kind is not None)]
     shapes, components = msgspec.json.schema_components(
         [*types, schemas.ErrorBody], ref_template="#/components/schemas/{name}"
@@ -136,7 +185,9 @@ def document() -> dict[str, Any]:
     for item in _routes():
         path = _PARAMETER.sub(r"{\1}", item.path)
         for method in sorted((item.methods or set()) - {"HEAD"}):
-            paths.setdefault(path, {}).setdefault(method.lower(), _operation(item, shape_of))
+            paths.setdefault(path, {}).setdefault(
+                method.lower(), _operation(item, shape_of, builds)
+            )
     return {
         "openapi": "3.1.0",
         "info": {"title": "Paddock: E2B-compatible API", "version": __version__},
@@ -153,13 +204,13 @@ def document() -> dict[str, Any]:
     }
 
 
-def _operation(item: Route, shape_of: Mapping[str, Any]) -> dict[str, Any]:
+def _operation(item: Route, shape_of: Mapping[str, Any], builds: bool) -> dict[str, Any]:
     name = item.name
     error = {"application/json": {"schema": shape_of[str(schemas.ErrorBody)]}}
     responses: dict[str, Any] = {
         status: {"description": text, "content": error} for status, text in _ERRORS.items()
     }
-    if name == _NOT_OFFERED or name in _PARTLY_OFFERED:
+    if name == _NOT_OFFERED or name in _PARTLY_OFFERED or (name in _BUILDS and not builds):
         text = "not supported; the message says what to do instead"
         responses["501"] = {"description": text, "content": error}
     status, kind = _ANSWERS.get(name, (200, None))
@@ -178,6 +229,10 @@ def _operation(item: Route, shape_of: Mapping[str, Any]) -> dict[str, Any]:
         "parameters": [*_path_parameters(item.path), *_query_parameters(name)],
         "responses": responses,
     }
+    if name == _UPLOAD:
+        operation["security"] = []
+        content = {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}}
+        operation["requestBody"] = {"required": True, "content": content}
     if name in _BODIES:
         operation["requestBody"] = {
             "required": name in _REQUIRED,
@@ -200,6 +255,7 @@ def _query_parameters(name: str) -> list[dict[str, Any]]:
     ]
 
 
-async def serve(_request: Request) -> Response:
+async def serve(request: Request) -> Response:
     """Return the document."""
-    return json_response(document())
+    context: E2bContext = request.app.state.e2b
+    return json_response(document(builds=context.manager.builds.is_supported))

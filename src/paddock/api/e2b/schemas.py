@@ -220,28 +220,6 @@ class SnapshotInfo(E2BBody, frozen=True, kw_only=True, omit_defaults=False):
     names: tuple[str, ...] = ()
 
 
-class TemplateBody(E2BBody, frozen=True, kw_only=True, omit_defaults=False):
-    """A template in a list."""
-
-    template_id: str = field(name="templateID")
-    build_id: str = field(name="buildID")
-    cpu_count: int
-    memory_mb: int = field(name="memoryMB")
-    disk_size_mb: int = field(name="diskSizeMB")
-    public: bool
-    aliases: tuple[str, ...]
-    names: tuple[str, ...]
-    created_at: datetime
-    updated_at: datetime
-    created_by: None = None
-    last_spawned_at: datetime | None = None
-    spawn_count: int = 0
-    build_count: int = 1
-    envd_version: str
-    build_status: str = "ready"
-    description: str = ""
-
-
 class ErrorBody(E2BBody, frozen=True, kw_only=True, omit_defaults=False):
     """An error; `code` repeats the HTTP status, because clients read it from the body."""
 
@@ -249,9 +227,3 @@ class ErrorBody(E2BBody, frozen=True, kw_only=True, omit_defaults=False):
     message: str
     request_id: str | UnsetType = field(default=UNSET, name="request_id")
     error_code: str | UnsetType = field(default=UNSET, name="error_code")
-
-
-class TemplatePatch(E2BBody, frozen=True, kw_only=True):
-    """`PATCH /v2/templates/{id}`."""
-
-    public: bool | None = None

@@ -18,7 +18,6 @@ from paddock.api.e2b.schemas import (
     SandboxBody,
     SandboxDetail,
     SnapshotInfo,
-    TemplateBody,
 )
 from paddock.cache.states import is_running_or_pausing
 from paddock.claims.quota.ledger import resources_of
@@ -36,8 +35,6 @@ from paddock.resources.kinds.template import (
     NetworkPolicy,
     PauseStrategy,
     Resources,
-    SandboxTemplate,
-    SandboxTemplateSpec,
 )
 from paddock.resources.tokens import TokenSeed
 from paddock.resources.transitions import deadlines
@@ -219,27 +216,6 @@ def snapshot(checkpoint: Checkpoint) -> SnapshotInfo:
     return SnapshotInfo(
         snapshot_id=checkpoint.status.checkpoint_id or checkpoint.spec.checkpoint_id,
         names=checkpoint.spec.names,
-    )
-
-
-def template(item: SandboxTemplate, *, spec: SandboxTemplateSpec | None = None) -> TemplateBody:
-    """Return the body of a template."""
-    spec = spec or item.spec
-    created = item.metadata.creation_timestamp or NEVER
-    names = (item.metadata.name, *spec.aliases)
-    return TemplateBody(
-        template_id=item.metadata.name,
-        build_id=item.metadata.uid,
-        cpu_count=cpu_count(spec.resources),
-        memory_mb=memory_mb(spec.resources),
-        disk_size_mb=disk_mb(spec.resources),
-        public=spec.public,
-        aliases=names,
-        names=names,
-        created_at=created,
-        updated_at=created,
-        envd_version=ENVD_VERSION,
-        description=spec.description,
     )
 
 

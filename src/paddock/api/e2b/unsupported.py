@@ -7,9 +7,9 @@ from paddock.api.e2b.context import UNSUPPORTED, E2bContext, Handler, route
 from paddock.claims.caller import Caller
 from paddock.kit.errors import UnsupportedError
 
-_TEMPLATES = (
-    "template builds are not supported",
-    "declare a SandboxTemplate (`paddock apply`) over an image of `paddock image import`",
+_OLD_BUILDS = (
+    "builds from a Dockerfile on the client's machine are not supported",
+    "update the client: newer ones use POST /v3/templates",
 )
 _VOLUMES = ("volumes are not supported", "declare volumes in a SandboxTemplate")
 _CONTENTS = (
@@ -37,16 +37,7 @@ def _refuses(what: tuple[str, str]) -> Handler:
 
 
 _METHODS: tuple[tuple[str, str, tuple[str, str]], ...] = (
-    ("/v3/templates", "POST", _TEMPLATES),
-    ("/v2/templates", "POST", _TEMPLATES),
-    ("/templates", "POST", _TEMPLATES),
-    ("/templates/tags", "POST", _TEMPLATES),
-    ("/templates/tags", "DELETE", _TEMPLATES),
-    ("/templates/{id}/tags", "GET", _TEMPLATES),
-    ("/templates/{id}/files/{hash}", "GET", _TEMPLATES),
-    ("/v2/templates/{id}/builds/{build}", "POST", _TEMPLATES),
-    ("/templates/{id}/builds/{build}/status", "GET", _TEMPLATES),
-    ("/templates/{id}/builds/{build}/logs", "GET", _TEMPLATES),
+    ("/templates", "POST", _OLD_BUILDS),
     ("/volumes", "GET", _VOLUMES),
     ("/volumes", "POST", _VOLUMES),
     ("/volumes/{id}", "GET", _VOLUMES),

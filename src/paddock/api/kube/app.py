@@ -21,6 +21,7 @@ from paddock.api.audit.notes import CALLER, notes_of
 from paddock.api.kube import discovery, routes
 from paddock.api.kube.auth import FindKey, authenticate
 from paddock.api.kube.context import KubeContext, json_response
+from paddock.api.kube.key_writes.writer import KeyWrites
 from paddock.api.kube.openapi import documents
 from paddock.api.kube.requests import parse_accept
 from paddock.api.kube.scheme import ResourceTarget
@@ -48,10 +49,14 @@ def create_app(
     checks: Sequence[Check] = (),
     logins: LoginLimits | None = None,
     find_key: FindKey | None = None,
+    key_writes: KeyWrites | None = None,
 ) -> Starlette:
-    """Return the application. Without `find_key`, API keys are not accepted."""
+    """Return the application.
+
+    Without `find_key`, API keys are not accepted; without `key_writes`, they only read and delete.
+    """
     clock = clock or system()
-    context = KubeContext(store, settings, clock, tuple(checks))
+    context = KubeContext(store, settings, clock, tuple(checks), key_writes)
     app = Starlette(
         routes=[
             Route("/version", _version),

@@ -1,5 +1,7 @@
 """Shared by all handlers of the declarative API: context, calls, responses."""
 
+import contextlib
+from collections.abc import AsyncGenerator
 from typing import Any
 
 import msgspec
@@ -10,14 +12,15 @@ from starlette.responses import Response
 from paddock.api.admission_webhook import Check
 from paddock.api.audit.notes import CALLER
 from paddock.api.kube import key_access
+from paddock.api.kube.key_writes.writer import KeyWrites
 from paddock.api.kube.scheme import ResourceTarget
 from paddock.api.kube.settings import KubeApiSettings
 from paddock.claims.caller import Caller
 from paddock.kit.clock import Clock
 from paddock.kit.errors import FieldProblem, ForbiddenError
 from paddock.resources.meta import Key, Resource
-from paddock.resources.rights import AccessRequest
-from paddock.resources.selectors import FieldTerm
+from paddock.resources.rights import AccessDecision, AccessRequest
+from paddock.resources.selectors import FieldTerm, Requirement
 from paddock.store import selection, semantics
 from paddock.store.port import Store
 
@@ -32,6 +35,12 @@ class KubeContext(Struct, frozen=True):
     clock: Clock
     checks: tuple[Check, ...] = ()
     """Further checks of new and changed objects, for example of what the runtime supports."""
+    key_writes: KeyWrites | None = None
+    """Checks what API keys write; None: they write nothing."""
+
+    def decide(self, caller: Caller, access: AccessRequest) -> AccessDecision:
+        """Return whether the caller may do this."""
+        return key_access.decide(caller, access, has_writes=self.key_writes is not None)
 
 
 class KubeCall(Struct, frozen=True):
@@ -61,7 +70,7 @@ class KubeCall(Struct, frozen=True):
             namespace=target.namespace or "",
             name=target.name,
         )
-        decision = key_access.decide(self.caller, access)
+        decision = self.context.decide(self.caller, access)
         if not decision.is_allowed:
             raise ForbiddenError(decision.reason, hint="`kubectl auth can-i --list` shows rights")
 
@@ -71,11 +80,17 @@ class KubeCall(Struct, frozen=True):
         target = self.target
         return key_access.owner_term(self.caller, target.info.cls.PLURAL, target.namespace)
 
+    @property
+    def label_term(self) -> Requirement | None:
+        """Leaves out objects that the caller must not see. None: no object."""
+        return key_access.label_term(self.caller, self.target.info.cls.PLURAL)
+
     async def read(self, key: Key) -> Resource:
         """Return an object from the store; `NotFoundError` if the caller may not see it."""
         obj = await self.store.get(self.target.info.cls, key)
-        term = self.owner_term
-        if term is not None and selection.field_text(obj, term.path) != term.value:
+        term, label = self.owner_term, self.label_term
+        is_foreign = term is not None and not selection.matches_field(obj, term)
+        if is_foreign or (label is not None and not label.matches(obj.metadata.labels)):
             return semantics.found(self.target.info.cls, key, None)
         return obj
 
@@ -84,6 +99,25 @@ class KubeCall(Struct, frozen=True):
         if key_access.hides_variables(self.caller):
             return key_access.without_variables(obj)
         return obj
+
+    async def admitted(self, old: Resource | None, new: Resource) -> Resource:
+        """Return the object to store; `ForbiddenError` if an API key may not write it."""
+        writes = self.context.key_writes
+        if writes is None or self.caller.is_operator:
+            return new
+        return await writes.admitted(self.caller, old, new)
+
+    @contextlib.asynccontextmanager
+    async def writing(
+        self, old: Resource | None, new: Resource, *, dry_run: bool
+    ) -> AsyncGenerator[None]:
+        """Hold the quota that a write of an API key needs."""
+        writes = self.context.key_writes
+        if writes is None or self.caller.is_operator:
+            yield
+            return
+        async with writes.reserving(self.caller, old, new, dry_run=dry_run):
+            yield
 
     def check(self, old: Resource | None, new: Resource) -> None:
         """Raise if a further check refuses the object; one that is being deleted may change."""

@@ -2,19 +2,21 @@
 
 The table of `resources/rights.py` decides, within these limits:
 
-- Keys read and delete. Objects are created and changed with the token of the installation, because
-  the quota and the ceilings of a key are checked when it requests a sandbox by E2B's API.
+- Keys write the kinds whose quota and ceilings are checked where they are written (`key_writes`),
+  and sandboxes only by changes: a Sandbox that is created directly counts against no quota.
 - Sandboxes and checkpoints of all teams share a namespace. Each team sees its own there, selected
   by owner, and not the events, which name the others'.
+- Sandboxes in which templates are built are hidden: they belong to their builds.
 - Keys with another scope than `read` are limited to single sandboxes, which no verb of Kubernetes
   expresses: they use E2B's API.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
 from paddock.claims.caller import Caller
 from paddock.resources import codec, rights
+from paddock.resources.kinds.template_build import LABEL_BUILD
 from paddock.resources.meta import Resource
 from paddock.resources.registry import ALL
 from paddock.resources.rights import (
@@ -26,10 +28,27 @@ from paddock.resources.rights import (
     Role,
     Scope,
 )
-from paddock.resources.selectors import FieldTerm
+from paddock.resources.selectors import FieldTerm, Requirement
 
 VERBS = (*READ_VERBS, "delete", "deletecollection")
-"""The verbs of API keys."""
+"""The verbs of API keys on every kind that their role names."""
+_CHANGES = ("update", "patch")
+WRITES: Mapping[str, tuple[str, ...]] = {
+    "sandboxes": _CHANGES,
+    "sandboxclaims": ("create", *_CHANGES),
+    "checkpoints": ("create", *_CHANGES),
+    "sandboxtemplates": ("create", *_CHANGES),
+    "sandboxpools": ("create", *_CHANGES),
+    "sandboxpools/scale": _CHANGES,
+    "batchsandboxes": ("create", *_CHANGES),
+    "batchsandboxes/scale": _CHANGES,
+}
+"""Further verbs, by resource."""
+_REFUSALS = {
+    "sandboxes": "no quota counts a Sandbox that is written directly; create a SandboxClaim",
+    "sandboxenvs": "an environment creates pools that count against no quota; create a SandboxPool",
+}
+"""Why keys do not write other kinds."""
 HIDDEN = "(hidden)"
 """Replaces the values of environment variables for callers that may only read."""
 _OWNERS: Mapping[str, tuple[str, ...]] = {
@@ -38,12 +57,16 @@ _OWNERS: Mapping[str, tuple[str, ...]] = {
 }
 """Kinds whose objects have owners of several teams in one namespace: the field of the owner."""
 _VARIABLES = ("env", "envVars")
+_VARIABLE_STEPS = ("ENV", "ARG")
+"""Steps of a TemplateBuild whose arguments are names and values in turn."""
+_BUILD_CONTEXT = "paddock.dev/template-context"
+"""Variables after a layer of a build, as JSON."""
 _LAST_APPLIED = "kubectl.kubernetes.io/last-applied-configuration"
 _PLURALS = frozenset(info.cls.PLURAL for info in ALL)
 _ALLOWED = AccessDecision(True)
 
 
-def decide(caller: Caller, access: AccessRequest) -> AccessDecision:
+def decide(caller: Caller, access: AccessRequest, *, has_writes: bool = True) -> AccessDecision:
     """Return whether the caller may do this. The namespace is empty for all namespaces."""
     if caller.is_operator:
         return _ALLOWED
@@ -51,10 +74,10 @@ def decide(caller: Caller, access: AccessRequest) -> AccessDecision:
     kind = access.resource.partition("/")[0]
     if kind not in _PLURALS:
         return AccessDecision(False, f"{what}there is no such kind")
-    if access.verb not in VERBS:
-        return AccessDecision(
-            False, f"{what}API keys read and delete here; E2B's API requests sandboxes"
-        )
+    writes = WRITES.get(access.resource, ()) if has_writes else ()
+    if access.verb not in (*VERBS, *writes):
+        reason = _REFUSALS.get(kind, "API keys do not write it; E2B's API requests sandboxes")
+        return AccessDecision(False, f"{what}{reason}")
     if any(scope != Scope.READ for scope in caller.scopes):
         return AccessDecision(False, f"{what}keys with its scopes use E2B's API")
     if caller.role is Role.OPERATOR:
@@ -82,9 +105,17 @@ def owner_term(caller: Caller, plural: str, namespace: str | None) -> FieldTerm 
     path = _OWNERS.get(plural)
     if path is None or caller.role is Role.OPERATOR:
         return None
-    if namespace == caller.team != SHARED_NAMESPACE:
+    # In the own namespace also what nobody owns: warm sandboxes. Other teams own those that they
+    # requested from a public template there.
+    is_own = namespace == caller.team != SHARED_NAMESPACE
+    return FieldTerm(path, caller.team, or_absent=is_own)
+
+
+def label_term(caller: Caller, plural: str) -> Requirement | None:
+    """Return the term that leaves out the sandboxes in which templates are built, or None."""
+    if plural != "sandboxes" or caller.role is Role.OPERATOR:
         return None
-    return FieldTerm(path, caller.team)
+    return Requirement(LABEL_BUILD, None, negated=True)
 
 
 def hides_variables(caller: Caller) -> bool:
@@ -97,8 +128,9 @@ def without_variables(obj: Resource) -> Resource:
     """Return an object with the values of its environment variables hidden."""
     plain = _hidden(codec.to_builtins(obj))
     annotations = plain.get("metadata", {}).get("annotations", {})
-    if _LAST_APPLIED in annotations:
-        annotations[_LAST_APPLIED] = HIDDEN
+    for name in (_LAST_APPLIED, _BUILD_CONTEXT):
+        if name in annotations:
+            annotations[name] = HIDDEN
     return codec.from_builtins(type(obj), plain)
 
 
@@ -112,6 +144,8 @@ def _hidden(value: Any, key: str = "") -> Any:
         items = cast("dict[str, Any]", value)
         if key in _VARIABLES:
             return dict.fromkeys(items, HIDDEN)
+        if items.get("type") in _VARIABLE_STEPS and "args" in items:
+            return {**items, "args": _hidden_arguments(items["args"])}
         return {name: _hidden(item, name) for name, item in items.items()}
     if isinstance(value, list | tuple):
         items_ = cast("list[Any]", value)
@@ -119,6 +153,12 @@ def _hidden(value: Any, key: str = "") -> Any:
             return [_hidden_value(item) for item in items_]
         return [_hidden(item) for item in items_]
     return value
+
+
+def _hidden_arguments(args: Sequence[str]) -> list[str]:
+    """Return the arguments of a step with its values hidden, or all if they are no pairs."""
+    is_paired = len(args) % 2 == 0
+    return [arg if is_paired and not at % 2 else HIDDEN for at, arg in enumerate(args)]
 
 
 def _hidden_value(item: Any) -> Any:

@@ -5,7 +5,7 @@ import gc
 import logging
 from collections.abc import Callable, Coroutine
 from contextlib import AbstractAsyncContextManager
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 from paddock.adapters.gateway.activity_reports import ActivityReports
@@ -22,7 +22,11 @@ from paddock.api.internal import GatewayReport
 from paddock.api.kube.app import create_app as create_kube
 from paddock.api.kube.settings import KubeApiSettings
 from paddock.app.wiring import audit, backends, default_resources, run_parts
-from paddock.app.wiring.applications import build_application, build_login_limits
+from paddock.app.wiring.applications import (
+    build_application,
+    build_key_writes,
+    build_login_limits,
+)
 from paddock.app.wiring.assembly import assemble
 from paddock.app.wiring.http_server import AsgiServer, listen
 from paddock.app.wiring.idle_pause import IdlePauses
@@ -30,13 +34,16 @@ from paddock.app.wiring.secrets import Secrets, load_or_create, token_seed
 from paddock.app.wiring.tls import own_certificate
 from paddock.claims.ports import Announcer
 from paddock.controllers.batch.tasks.runner import TaskRunner
+from paddock.controllers.template_build.ports import BuildShell
 from paddock.engine.recorder import Recorder
 from paddock.engine.supervisor import Part, StartGroup
+from paddock.installation.reloading import KeyringFollower
 from paddock.kit import clock as clocks
 from paddock.kit.clock import Clock
 from paddock.kit.encryption import DataCipher
 from paddock.kit.errors import PaddockError
 from paddock.kit.logs import fields
+from paddock.resources.tokens import TokenSeed
 from paddock.runtime import host_paths
 from paddock.runtime.local.driver import LocalRuntime
 from paddock.runtime.local.storage.reserve import DiskReserve, export_metrics
@@ -68,10 +75,13 @@ class ControlPlane:
         is_sole_writer: bool | None = None,
         expected_gateways: int = 0,
         audit: AuditLog | None = None,
+        cipher: DataCipher | None = None,
+        build_shell: BuildShell | None = None,
     ) -> None:
         """Wire the parts; `is_sole_writer`: no other process writes to the store.
 
         `expected_gateways` run already, or are about to. Without `audit`, calls are not recorded.
+        With the `cipher` of the store, changes of the keyring are followed.
         """
         self.settings = settings
         self.secrets = secrets
@@ -79,6 +89,7 @@ class ControlPlane:
         self.runtime = runtime
         self.clock = clock or clocks.system()
         self.seed = token_seed(secrets)
+        self._keyring = _follower(settings, secrets, self.seed, cipher) if cipher else None
         self.assembly = assemble(
             settings,
             store,
@@ -103,7 +114,7 @@ class ControlPlane:
         self.manager = self.assembly.build_manager(self.agent, announcer or self.gateways)
         self.batches = self.assembly.build_batches(runtime, self.recorder, tasks)
         self.controllers = self.assembly.build_controllers(
-            runtime, self.agent, self.recorder, self.batches, self.gateways
+            runtime, self.agent, self.recorder, self.batches, self.gateways, build_shell
         )
         self.activity = ActivityReports(self.clock)
         self.audit = audit or AuditLog(None, self.clock)
@@ -128,6 +139,7 @@ class ControlPlane:
             checks=checks,
             logins=self.logins,
             find_key=self.keyring.authenticate,
+            key_writes=build_key_writes(self.assembly, self.store),
         )
         return Audited(app, self.audit, describe_kube, unnamed=OPERATOR)
 
@@ -165,6 +177,7 @@ class ControlPlane:
                 else {}
             ),
             "audit log": self.audit.run(),
+            **({"keyring file": self._keyring.run()} if self._keyring else {}),
             **self._node_metrics(),
         }
 
@@ -229,6 +242,13 @@ class ControlPlane:
         gc.freeze()
 
 
+def _follower(
+    settings: Settings, secrets: Secrets, seed: TokenSeed, cipher: DataCipher
+) -> KeyringFollower:
+    load = partial(load_or_create, settings)
+    return KeyringFollower(settings.keyring, load, secrets, seed, cipher)
+
+
 async def run(settings: Settings, stop: asyncio.Event, on_ready: Callable[[], None]) -> None:
     """Run the control plane until `stop` is set."""
     secrets = load_or_create(settings)
@@ -246,6 +266,7 @@ async def run(settings: Settings, stop: asyncio.Event, on_ready: Callable[[], No
                 clock=clock,
                 expected_gateways=settings.gateway_count,
                 audit=calls,
+                cipher=cipher,
             )
             await plane.run(stop, on_ready=on_ready)
     finally:

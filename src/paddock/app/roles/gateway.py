@@ -18,7 +18,7 @@ from paddock.adapters.membership import Membership
 from paddock.api.internal import GatewayReport
 from paddock.api.kube.verbs.read import STORED
 from paddock.app.wiring import backends
-from paddock.app.wiring.secrets import load_or_create, token_seed
+from paddock.app.wiring.secrets import Secrets, load_or_create, token_seed
 from paddock.cache.provider import Provider
 from paddock.engine.informer import Filter
 from paddock.gateway.activity import Activity
@@ -32,6 +32,7 @@ from paddock.gateway.routing.routes import Route, RouteTable
 from paddock.gateway.service import Gateway
 from paddock.gateway.signing import Signatures
 from paddock.gateway.waking.waker import Waker
+from paddock.installation.reloading import KeyringFollower
 from paddock.kit import clock as clocks
 from paddock.kit import metrics
 from paddock.kit.clock import Clock
@@ -94,6 +95,7 @@ async def run(settings: Settings, stop: asyncio.Event, on_ready: Callable[[], No
         membership = Membership(settings, peers, own_url=url, cluster=cluster)
         background = [
             tasks.create_task(provider.serve(), name="routes"),
+            *_follow_keyring(settings, secrets, seed, tasks),
             tasks.create_task(_first_sync(provider, routes), name="first sync"),
             tasks.create_task(_sweep(gateway), name="sweep"),
             tasks.create_task(_report(activity, control, membership, clock), name="reports"),
@@ -111,6 +113,17 @@ async def run(settings: Settings, stop: asyncio.Event, on_ready: Callable[[], No
         await gateway.clients.drain(DRAIN_SECONDS)
         for task in background:
             task.cancel()
+
+
+def _follow_keyring(
+    settings: Settings, secrets: Secrets, seed: TokenSeed, tasks: asyncio.TaskGroup
+) -> list[asyncio.Task[None]]:
+    """Follow the file of the keyring; on a cluster, settings hold the secrets."""
+    if settings.store == "kubernetes":
+        return []
+    load = partial(load_or_create, settings)
+    follower = KeyringFollower(settings.keyring, load, secrets, seed)
+    return [tasks.create_task(follower.run(), name="keyring file")]
 
 
 async def _open_store(settings: Settings, base: str, token: str) -> Store:

@@ -15,6 +15,7 @@ from paddock.app.wiring.secrets import Secrets, load_or_create
 from paddock.kit import logs
 from paddock.kit.errors import PaddockError, UnavailableError, UnsupportedError
 from paddock.runtime.local.images.base import build_base, is_built, keep_private, usable_directory
+from paddock.runtime.local.images.debian.recipe import BUILT_IN, built_in
 from paddock.settings import Settings, require_loopback_or_consent
 
 notes = Console(stderr=True, highlight=False)
@@ -75,24 +76,29 @@ def _require_root(settings: Settings) -> None:
 
 
 def prepare_image(settings: Settings, *, is_silent: bool) -> None:
-    """Build the base image if it is needed and missing. It takes a minute or two, once.
+    """Build the default image if it is built in and missing. It takes a minute or two, once.
 
     An installation that was upgraded without access to a package mirror keeps its older image.
     """
-    cache = Path(settings.cache_dir) / "images"
+    cache = settings.image_cache
     if settings.runtime == "local":
         keep_private(cache)
-    if settings.runtime != "local" or settings.default_image != "base" or is_built(cache):
+    name = settings.default_image
+    if settings.runtime != "local" or name not in BUILT_IN or is_built(cache, name=name):
         return
     with open_progress(notes, is_silent=is_silent) as progress:
-        progress.step("building the base image (once; a minute or two)")
+        progress.step(f"building the {name} image (once; a minute or two)")
         try:
-            build_base(cache, progress=lambda text: progress.step(f"base image: {text}"))
+            build_base(
+                cache,
+                recipe=built_in(name),
+                progress=lambda text: progress.step(f"{name} image: {text}"),
+            )
         except PaddockError as error:
-            if (older := usable_directory(cache)) is None:
+            if (older := usable_directory(cache, name=name)) is None:
                 raise
             progress.stop()
-            notes.print(f"the base image could not be rebuilt: {error.message}", soft_wrap=True)
+            notes.print(f"the {name} image could not be rebuilt: {error.message}", soft_wrap=True)
             notes.print(f"using the older {older}; hint: {error.hint}", soft_wrap=True)
 
 

@@ -24,8 +24,7 @@ from paddock.app.wiring.secrets import Secrets, load_or_create
 from paddock.kit import pidfile
 from paddock.kit.errors import ConflictError, InvalidError
 from paddock.kit.tasks import background
-from paddock.runtime import host_paths
-from paddock.runtime.outbound_settings import node_file, write_node_file
+from paddock.runtime import host_paths, image_settings, outbound_settings
 from paddock.runtime.rate_settings import rates_of
 from paddock.settings import PREFIX, PRIVATE_UMASK, PURGE_FILE, Settings
 
@@ -52,8 +51,10 @@ class MachineSupervisor:
                 *(sys.executable, "-m", "paddock.runtime.local.node.process"),
                 *("--state", str(settings.state / "node")),
                 *("--socket", settings.node_socket),
+                *("--image-cache", str(settings.image_cache)),
                 *("--log-level", settings.log_level),
-                *("--outbound", str(node_file(settings))),
+                *("--outbound", str(outbound_settings.node_file(settings))),
+                *("--images", str(image_settings.node_file(settings))),
                 *("--rates", msgspec.json.encode(rates_of(settings)).decode()),
                 *("--clone-hook-seconds", str(settings.clone_hook_seconds)),
                 *_disk_reserve(settings),
@@ -149,7 +150,8 @@ class MachineSupervisor:
         async with contextlib.AsyncExitStack() as stack:
             settings = self.settings
             if settings.runtime == "local":
-                write_node_file(settings)
+                outbound_settings.write_node_file(settings)
+                image_settings.write_node_file(settings)
                 await self._start(stack, self.node, progress)
                 await _started(self.node, "the node", lambda: _accepts(settings.node_socket), tries)
             await self._start(stack, self.control, progress)

@@ -11,12 +11,18 @@ from paddock.api.federation.app import create_app as create_federation
 from paddock.api.health import create_app as create_ops
 from paddock.api.internal import FindRemote, OnReport
 from paddock.api.internal import create_app as create_internal
+from paddock.api.kube.key_writes.request import KeyLimits
+from paddock.api.kube.key_writes.writer import KeyWrites
 from paddock.api.login_limits import LoginLimits
 from paddock.api.request_ids import RequestIds
 from paddock.app.wiring.assembly import Assembly
+from paddock.app.wiring.manager import claim_images
 from paddock.kit.clock import Clock
 from paddock.manager.service import Manager
+from paddock.resources import quantity
+from paddock.resources.default_limits import DEFAULT_MEMORY_BYTES
 from paddock.settings import Settings
+from paddock.store.port import Store
 
 
 def build_login_limits(settings: Settings, clock: Clock) -> LoginLimits:
@@ -72,4 +78,29 @@ def build_application(
             create_internal(manager, token, on_report, lookup), audit, describe_gateway
         ),
         federation=peers,
+    )
+
+
+def build_key_writes(assembly: Assembly, store: Store) -> KeyWrites | None:
+    """Return the check, or None where several processes share the quotas: keys only read there."""
+    if assembly.shares is not None:
+        return None
+    settings = assembly.settings
+    memory = quantity.whole(settings.claim_memory) if settings.claim_memory else 0
+
+    def limits_of(team: str) -> KeyLimits:
+        return KeyLimits(
+            max_timeout_seconds=settings.max_timeout_seconds,
+            ceiling=assembly.ceilings.of(team),
+            images=("base", *claim_images(settings)),
+            memory_bytes=max(DEFAULT_MEMORY_BYTES, memory),
+        )
+
+    return KeyWrites(
+        store,
+        assembly.clock,
+        limits_of=limits_of,
+        reservations=assembly.reservations,
+        declared=assembly.declared,
+        stored=assembly.stored,
     )

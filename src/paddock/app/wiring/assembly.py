@@ -9,6 +9,7 @@ import asyncio
 
 from msgspec import Struct
 
+from paddock.adapters.build_shell import EnvdBuildShell
 from paddock.app.wiring import federation
 from paddock.app.wiring.batches import BatchControllers, default_tasks, load_profiles
 from paddock.app.wiring.controllers import Controllers
@@ -16,17 +17,21 @@ from paddock.app.wiring.environments import Environments
 from paddock.app.wiring.federation import FederationParts
 from paddock.app.wiring.manager import (
     build_ceilings,
+    build_files,
     build_limiter,
     build_manager,
     build_overrides,
+    claim_images,
     own_records,
 )
+from paddock.builds.files import BuildFiles
 from paddock.cache.pool_members import PoolMembers
 from paddock.cache.provider import KINDS, Provider
 from paddock.claims.acquirer import Acquirer
 from paddock.claims.idempotency import IdempotencyKeys
 from paddock.claims.network.ceilings import NetworkCeilings
 from paddock.claims.ports import Announcer
+from paddock.claims.quota.declared import DeclaredQuota
 from paddock.claims.quota.fair_limiter import FairLimiter
 from paddock.claims.quota.ledger import Ledger
 from paddock.claims.quota.reservations import QuotaReservations
@@ -34,6 +39,9 @@ from paddock.claims.quota.share_manager import ShareManager
 from paddock.claims.quota.stored import StoredLedger, checkpoint_holding, sandbox_holding
 from paddock.controllers.batch.tasks.runner import TaskRunner
 from paddock.controllers.sandbox.waiting_requests import WaitingRequests
+from paddock.controllers.template_build.controller import TemplateBuildController
+from paddock.controllers.template_build.factory import new_controller
+from paddock.controllers.template_build.ports import BuildShell
 from paddock.engine.informer import Filter
 from paddock.engine.recorder import Recorder
 from paddock.kit import ids
@@ -44,6 +52,7 @@ from paddock.manager.service import Manager
 from paddock.resources.kinds.batch import BatchSandbox
 from paddock.resources.kinds.builtin import Lease, Secret
 from paddock.resources.kinds.checkpoint import Checkpoint
+from paddock.resources.kinds.pool import SandboxPool
 from paddock.resources.kinds.sandbox import Sandbox
 from paddock.resources.tokens import TokenSeed
 from paddock.runtime.port import Runtime
@@ -72,6 +81,8 @@ class Assembly(Struct, frozen=True, kw_only=True):
     """Reserves quota for claims."""
     stored: StoredLedger
     """Stored bytes of teams and keys."""
+    declared: DeclaredQuota
+    """Quota held by pools and batches of API keys."""
     shares: ShareManager | None
     """The same object as `reservations`, if several processes share the quotas of teams."""
     idempotency_keys: IdempotencyKeys | None
@@ -81,6 +92,8 @@ class Assembly(Struct, frozen=True, kw_only=True):
     """The network policies of teams and of the installation."""
     federation: FederationParts | None
     environments: Environments
+    build_files: BuildFiles | None
+    """Logs and uploads of template builds; None where templates cannot be built."""
 
     def build_manager(self, agent: Agent, announcer: Announcer) -> Manager:
         """Wire the manager."""
@@ -98,6 +111,7 @@ class Assembly(Struct, frozen=True, kw_only=True):
             ceilings=self.ceilings,
             environments=self.environments.claims,
             stored=self.stored,
+            build_files=self.build_files,
         )
 
     def build_batches(
@@ -123,8 +137,16 @@ class Assembly(Struct, frozen=True, kw_only=True):
         recorder: Recorder,
         batches: BatchControllers,
         requests: WaitingRequests,
+        build_shell: BuildShell | None = None,
     ) -> Controllers:
         """Wire all controllers."""
+        acquirer = Acquirer(
+            provider=self.provider,
+            pool_members=self.pool_members,
+            reservations=self.reservations,
+            limiter=self.limiter,
+            clock=self.clock,
+        )
         return Controllers(
             provider=self.provider,
             pool_members=self.pool_members,
@@ -134,19 +156,37 @@ class Assembly(Struct, frozen=True, kw_only=True):
             recorder=recorder,
             batches=batches,
             environments=self.environments,
-            acquirer=Acquirer(
-                provider=self.provider,
-                pool_members=self.pool_members,
-                reservations=self.reservations,
-                limiter=self.limiter,
-                clock=self.clock,
-            ),
+            acquirer=acquirer,
+            builds=self._template_builds(runtime, acquirer, recorder, build_shell),
             overrides=build_overrides(self.settings, agent, self.provider),
             requests=requests,
             ceiling_of=self.ceilings.of,
             stored=self.stored,
             on_team_change=self.keyring.on_team_change,
             paused_retention_seconds=self.settings.paused_retention_seconds or None,
+        )
+
+    def _template_builds(
+        self,
+        runtime: Runtime,
+        acquirer: Acquirer,
+        recorder: Recorder,
+        shell: BuildShell | None,
+    ) -> TemplateBuildController | None:
+        if self.build_files is None:
+            return None
+        return new_controller(
+            self.build_files,
+            shell or EnvdBuildShell(self.seed),
+            provider=self.provider,
+            runtime=runtime,
+            acquirer=acquirer,
+            seed=self.seed,
+            clock=self.clock,
+            recorder=recorder,
+            builds_per_team=self.settings.template_builds_per_team,
+            max_seconds=self.settings.template_build_seconds,
+            images=claim_images(self.settings),
         )
 
     async def keep_keys_flushed(self) -> None:
@@ -192,6 +232,9 @@ def assemble(
     provider.informer(Sandbox).subscribe(ledger.observe)
     provider.informer(BatchSandbox).subscribe(pool_members.observe_batch)
     provider.informer(Secret).subscribe(keyring.observe)
+    declared = DeclaredQuota(ledger, keyring)
+    provider.informer(SandboxPool).subscribe(declared.observe)
+    provider.informer(BatchSandbox).subscribe(declared.observe)
     stored = StoredLedger(keyring)
     stored.watch(provider.informer(Checkpoint), checkpoint_holding)
     stored.watch(provider.informer(Sandbox), sandbox_holding)
@@ -214,6 +257,7 @@ def assemble(
         keyring=keyring,
         reservations=shares or QuotaReservations(ledger, keyring),
         stored=stored,
+        declared=declared,
         shares=shares,
         idempotency_keys=idempotency_keys,
         limiter=build_limiter(settings, clock),
@@ -222,4 +266,5 @@ def assemble(
         environments=Environments(
             settings, provider, pool_members, keyring, clock, peers.federation if peers else None
         ),
+        build_files=build_files(settings, clock),
     )

@@ -23,9 +23,13 @@ from paddock.controllers.pool.controller import PoolController
 from paddock.controllers.sandbox import events as sandbox_events
 from paddock.controllers.sandbox.controller import SandboxController
 from paddock.controllers.sandbox.health_probe import HealthProbes, Prober
+from paddock.controllers.sandbox.images.pulls import ImagePulls
+from paddock.controllers.sandbox.images.versions import ImageVersions
 from paddock.controllers.sandbox.templates import CachedTemplates
 from paddock.controllers.sandbox.waiting_requests import WaitingRequests
 from paddock.controllers.sandbox.wall_clock import watch_clock
+from paddock.controllers.template_build import events as build_events
+from paddock.controllers.template_build.controller import TemplateBuildController
 from paddock.engine.controller import Controller, namespace_of
 from paddock.engine.recorder import Recorder
 from paddock.kit.clock import Clock
@@ -40,6 +44,7 @@ from paddock.runtime.port import Runtime
 
 SANDBOX_WORKERS = 128
 CHECKPOINT_WORKERS = 16
+BUILD_WORKERS = 4
 CLAIM_WORKERS = 16
 """A team alone uses half of the workers. The others are for teams that have fewer at work: a
 reconcile may wait long for a restore or a dump."""
@@ -60,6 +65,7 @@ class Controllers:
         batches: BatchControllers,
         environments: Environments,
         acquirer: Acquirer,
+        builds: TemplateBuildController | None,
         overrides: ClaimOverrides,
         requests: WaitingRequests,
         ceiling_of: CeilingOf,
@@ -86,6 +92,16 @@ class Controllers:
             clock=clock,
             recorder=recorder,
             requests=requests,
+            image_pulls=ImagePulls(
+                runtime=runtime,
+                live=provider.live,
+                write=write,
+                clock=clock,
+                recorder=recorder,
+            ),
+            image_versions=ImageVersions(
+                provider.informer(SandboxTemplate), provider.informer(SandboxPool), write
+            ),
             ceiling_of=ceiling_of,
         )
         self.probes = HealthProbes(prober or default_prober(runtime), write, clock, recorder)
@@ -101,6 +117,7 @@ class Controllers:
         checkpoints = CheckpointController(
             checkpoints=provider.informer(Checkpoint),
             sandboxes=provider.informer(Sandbox),
+            users=provider.informer(SandboxTemplate),
             templates=templates,
             write=write,
             runtime=runtime,
@@ -122,7 +139,11 @@ class Controllers:
             "sandbox", self._sandboxes.reconcile, workers=SANDBOX_WORKERS, group_of=self._team
         )
         sandbox_events.subscribe(
-            sandbox, provider.informer(Sandbox), self._sandboxes.runtime_events, self.probes
+            sandbox,
+            provider.informer(Sandbox),
+            self._sandboxes.runtime_events,
+            self.probes,
+            self._sandboxes.while_paused,
         )
         pool = Controller("pool", pools.reconcile, workers=4)
         pool_events.subscribe(pool, provider, pool_members, pools, batches.allocator.on_demand)
@@ -135,6 +156,7 @@ class Controllers:
         checkpoint_events.subscribe(checkpoint, provider)
         claim = Controller("claim", claims.reconcile, workers=CLAIM_WORKERS, group_of=namespace_of)
         claim_events.subscribe(claim, provider, claims)
+        self._builds = builds
         env = environments.controller(recorder, batches.allocator.supply)
         self._sandbox_queue = sandbox.queue
         on_team_change(self._enqueue_team)
@@ -142,7 +164,13 @@ class Controllers:
             *(sandbox, pool, checkpoint, claim, env),
             *batches.controllers,
             *environments.adoption(recorder),
+            *([] if builds is None else [self._build_controller(builds)]),
         )
+
+    def _build_controller(self, builds: TemplateBuildController) -> Controller[Key]:
+        controller = Controller("template build", builds.reconcile, workers=BUILD_WORKERS)
+        build_events.subscribe(controller, self._provider)
+        return controller
 
     def _team(self, key: Key) -> str:
         """Return the team of a sandbox: one of a shared pool is not in the team's namespace."""
@@ -166,9 +194,11 @@ class Controllers:
             "recorder": self._recorder.run(),
             "tasks of batches": self._batches.task_watcher.run(),
             "runtime events": self._sandboxes.runtime_events.run(self._sandbox_queue),
+            "image pulls": self._sandboxes.image_pulls.run(self._sandbox_queue),
             "clock": watch_clock(
                 self._clock, self._provider.informer(Sandbox), self._sandbox_queue
             ),
             "probing": self.probes.run(),
+            **({} if self._builds is None else self._builds.work()),
             "janitor": Janitor(self._provider, self._runtime).run(),
         }

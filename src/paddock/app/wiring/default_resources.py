@@ -37,7 +37,7 @@ async def ensure(store: Store, keyring: Keyring, settings: Settings, api_key: st
             spec=SandboxTemplateSpec(
                 image=settings.default_image,
                 resources=Resources(cpu="2", memory="1Gi", disk="10Gi", pids=4096),
-                description="Debian with bash, python3, git, curl and a user with sudo.",
+                description="Debian with Python, Node.js, git, gcc and a user with sudo.",
             ),
         ),
         "default-pool-was-made": SandboxPool(

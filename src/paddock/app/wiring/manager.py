@@ -2,6 +2,7 @@
 
 from urllib.parse import urlsplit
 
+from paddock.builds.files import BuildFiles
 from paddock.cache.pool_members import PoolMembers
 from paddock.cache.provider import Provider
 from paddock.claims.acquirer import Acquirer
@@ -30,7 +31,11 @@ from paddock.manager.sandboxes.networks import SandboxNetworks
 from paddock.manager.sandboxes.queries import SandboxQueries
 from paddock.manager.sandboxes.snapshots import Snapshots
 from paddock.manager.service import Manager
-from paddock.manager.templates import Templates
+from paddock.manager.templates.build_requests import BuildLimits
+from paddock.manager.templates.builds import TemplateBuilds
+from paddock.manager.templates.queries import Templates
+from paddock.manager.templates.registry import TemplateRegistry
+from paddock.manager.templates.tags import TemplateTags
 from paddock.resources import quantity
 from paddock.resources.kinds.builtin import Lease, Secret
 from paddock.resources.meta import Resource
@@ -38,6 +43,7 @@ from paddock.resources.network.internet import Internet
 from paddock.resources.network.link_rates import LinkRates
 from paddock.resources.selectors import parse_labels
 from paddock.resources.tokens import TokenSeed
+from paddock.runtime.local.storage.reserve import DiskReserve
 from paddock.runtime.rate_settings import rates_of
 from paddock.settings import Settings
 
@@ -59,13 +65,18 @@ def build_limiter(settings: Settings, clock: Clock) -> FairLimiter:
     )
 
 
+def claim_images(settings: Settings) -> tuple[str, ...]:
+    """Return the patterns of images that clients may choose."""
+    return tuple(part.strip() for part in settings.claim_images.split(",") if part.strip())
+
+
 def build_overrides(settings: Settings, agent: Agent, provider: Provider) -> ClaimOverrides:
     """Create the check of images and sizes that claims request."""
     return ClaimOverrides(
         agent,
         provider,
         memory_bytes=quantity.whole(settings.claim_memory) if settings.claim_memory else 0,
-        images=tuple(filter(None, map(str.strip, settings.claim_images.split(",")))),
+        images=claim_images(settings),
     )
 
 
@@ -93,6 +104,27 @@ def build_link_rates(settings: Settings) -> LinkRates | None:
     return LinkRates(ingress=found.ingress_bandwidth or 0, egress=found.egress_bandwidth or 0)
 
 
+def build_files(settings: Settings, clock: Clock) -> BuildFiles | None:
+    """Return the files of template builds; None for a runtime that cannot store sandboxes."""
+    if settings.runtime == "kubernetes":
+        return None
+    directory = settings.state / "builds"
+    if settings.runtime != "local":
+        return BuildFiles.below(directory, clock)
+    reserve = DiskReserve(settings.state, settings.disk_reserve_bytes)
+    return BuildFiles.below(directory, clock, ensure_room=reserve.ensure_room)
+
+
+def build_limits(settings: Settings) -> BuildLimits:
+    """Return the limits of template builds."""
+    return BuildLimits(
+        builds_per_team=settings.template_builds_per_team,
+        cpu_count=settings.template_max_cpu,
+        memory_mb=quantity.whole(settings.template_max_memory) >> 20,
+        disk_mb=quantity.whole(settings.template_max_disk) >> 20,
+    )
+
+
 def build_manager(
     settings: Settings,
     *,
@@ -108,8 +140,12 @@ def build_manager(
     limiter: FairLimiter | None = None,
     environments: EnvironmentClaims | None = None,
     idempotency_keys: IdempotencyKeys | None = None,
+    build_files: BuildFiles | None = None,
 ) -> Manager:
-    """Wire one manager; pool members, ledger and keyring subscribe to changes themselves."""
+    """Wire one manager; pool members, ledger and keyring subscribe to changes themselves.
+
+    `build_files` is None where templates cannot be built.
+    """
     cleanup = ClaimCleanup(provider, reservations.ledger, pool_members)
     resolver = TemplateResolver(provider)
     queries = SandboxQueries(provider, agent, clock)
@@ -153,6 +189,8 @@ def build_manager(
         clock=clock,
         max_timeout_seconds=settings.max_timeout_seconds,
     )
+    registry = TemplateRegistry(provider)
+    tags = TemplateTags(provider, registry, clock)
     return Manager(
         claims=claims,
         queries=queries,
@@ -165,10 +203,24 @@ def build_manager(
             rates=build_link_rates(settings),
         ),
         snapshots=Snapshots(
-            provider=provider, claims=claims, queries=queries, clock=clock, stored=stored
+            provider=provider,
+            claims=claims,
+            queries=queries,
+            clock=clock,
+            stored=stored,
+            registry=registry,
         ),
         usage=QuotaUsage(reservations.ledger, stored, reservations.quotas),
-        templates=Templates(provider, resolver),
+        templates=Templates(provider, resolver, registry),
+        builds=TemplateBuilds(
+            provider=provider,
+            registry=registry,
+            tags=tags,
+            files=build_files,
+            clock=clock,
+            limits=build_limits(settings),
+        ),
+        tags=tags,
         batches=Batches(provider, claims, agent, seed, clock),
         cleanup=cleanup,
     )

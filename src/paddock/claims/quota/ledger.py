@@ -8,6 +8,9 @@ a read of the store resolves it.
 
 Where several processes serve, each sandbox also counts for the account of the process that
 claimed or resumed it; `share_manager` limits the accounts.
+
+What an API key declares counts before it exists: unclaimed sandboxes of pools, and batches
+(`declared`).
 """
 
 from collections.abc import Iterable, Mapping
@@ -63,15 +66,20 @@ class Quota(Struct, frozen=True):
 
 
 class Footprint(Struct, frozen=True):
-    """The amounts that one sandbox counts for."""
+    """The amounts that one sandbox, or a pool of them, counts for."""
 
     cpu_millis: int
     memory_mib: int
+    count: int = 1
+
+    def times(self, count: int) -> "Footprint":
+        """Return the footprint of so many of these."""
+        return Footprint(self.cpu_millis * count, self.memory_mib * count, self.count * count)
 
     def of(self, dimension: Dimension) -> int:
         """Return the amount in one dimension."""
         if dimension is Dimension.COUNT:
-            return 1
+            return self.count
         return self.cpu_millis if dimension is Dimension.CPU else self.memory_mib
 
 
@@ -132,6 +140,8 @@ class Ledger:
         self._accounts: dict[UsageKey, dict[str, int]] = {}
         self._pending: set[str] = set()
         """Locks that are reserved and not confirmed yet."""
+        self._covered: set[str] = set()
+        """UIDs of batches that count as a whole."""
 
     def used(self, holder: str, dimension: Dimension, scope: QuotaScope) -> int:
         """Return the usage of a holder, reservations included."""
@@ -191,7 +201,7 @@ class Ledger:
             if limit.scope not in scopes or limit.dimension not in OF_SANDBOXES:
                 continue
             used = self.used(holder, limit.dimension, limit.scope)
-            if used + size.of(limit.dimension) > limit.limit:
+            if size.of(limit.dimension) and used + size.of(limit.dimension) > limit.limit:
                 raise exceeded(holder, limit, used=used, needed=size.of(limit.dimension))
 
     def held_by(self, account: str, key: UsageKey) -> int:
@@ -212,6 +222,51 @@ class Ledger:
         if entry is not None and not entry.confirmed:
             self._remove(lock)
 
+    def held(self, lock: str) -> Footprint | None:
+        """Return what an object other than a claim holds, or `None`."""
+        entry = self._entries.get(lock)
+        return entry.footprint if entry is not None else None
+
+    def hold(self, lock: str, who: Iterable[tuple[str, Quota | None]], size: Footprint) -> None:
+        """Hold an amount, or what was held if that is more, before the object is written.
+
+        After `QuotaExceededError` nothing changed. A smaller amount is never refused.
+        """
+        parties, before = tuple(who), self.held(lock) or Footprint(0, 0, 0)
+        most = Footprint(
+            max(size.cpu_millis, before.cpu_millis),
+            max(size.memory_mib, before.memory_mib),
+            max(size.count, before.count),
+        )
+        growth = Footprint(
+            most.cpu_millis - before.cpu_millis,
+            most.memory_mib - before.memory_mib,
+            most.count - before.count,
+        )
+        for holder, quota in parties:
+            self.check(holder, quota, growth, (QuotaScope.ALL, QuotaScope.RUNNING))
+        self.set_held(lock, tuple(holder for holder, _ in parties), most)
+
+    def set_held(self, lock: str, who: tuple[str, ...], size: Footprint | None) -> None:
+        """Replace what an object holds, whatever the quotas are; `None`: it holds nothing."""
+        self._remove(lock)
+        if size is not None and size.count:
+            own = self.account
+            self._enter(lock, _Entry(who, size, True, confirmed=True, account=own, runner=own))
+
+    def cover(self, batch_uid: str, *, is_covered: bool) -> None:
+        """Whether a batch counts as a whole, so that its sandboxes do not count for themselves."""
+        if not is_covered:
+            self._covered.discard(batch_uid)
+        elif batch_uid not in self._covered:
+            self._covered.add(batch_uid)
+            for lock in [lock for lock in self._entries if self._is_covered(lock)]:
+                self._remove(lock)
+
+    def _is_covered(self, lock: str) -> bool:
+        # The lock of a shard is that of `terms.shard_terms`: batch, shard, sandbox.
+        return bool(self._covered) and lock.rsplit("-", 2)[0] in self._covered
+
     def observe(self, old: Sandbox | None, new: Sandbox | None) -> None:
         """Apply one event of the Sandbox informer."""
         before = old.spec.claim.lock if old is not None and old.spec.claim else None
@@ -223,6 +278,8 @@ class Ledger:
             if written is not None:
                 # Claimed and deleted between two events: its reservation ends too.
                 self._remove(written.lock)
+            return
+        if self._is_covered(claim.lock):
             return
         running = is_running_or_pausing(new)
         known = self._entries.get(claim.lock)
@@ -262,7 +319,7 @@ class Ledger:
     def _count(self, entry: _Entry, sign: int) -> None:
         size = entry.footprint
         amounts = (
-            (Dimension.COUNT, sign),
+            (Dimension.COUNT, sign * size.count),
             (Dimension.CPU, sign * size.cpu_millis),
             (Dimension.MEMORY, sign * size.memory_mib),
         )

@@ -38,7 +38,8 @@ def bench(
     result. All suites take about forty minutes on an idle machine.
 
     Other systems are measured for comparison if they are installed: bubblewrap, crun, podman,
-    nginx, HAProxy, Envoy and OpenSandbox's server. `scripts/install-rivals` installs them.
+    nginx, HAProxy, Envoy, skopeo, umoci and OpenSandbox's server. `scripts/install-rivals` installs
+    them.
     """
     known = suites.suites()
     if only_list:

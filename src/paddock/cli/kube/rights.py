@@ -19,17 +19,17 @@ CLUSTER_RULES: dict[str, list[Manifest]] = {
         _rule(
             GROUP,
             "sandboxes sandboxpools sandboxclaims checkpoints batchsandboxes sandboxenvs "
-            "sandboxtemplates",
+            "sandboxtemplates templatebuilds",
             *READ,
         ),
         _rule(GROUP, "sandboxes sandboxpools", "create", "update", "delete"),
-        _rule(GROUP, "checkpoints batchsandboxes", "update", "delete"),
+        _rule(GROUP, "checkpoints batchsandboxes templatebuilds", "update", "delete"),
         _rule(GROUP, "sandboxclaims", "delete"),
         _rule(GROUP, "sandboxenvs", "create", "update"),
         _rule(
             GROUP,
             "sandboxes/status sandboxpools/status sandboxclaims/status checkpoints/status "
-            "batchsandboxes/status sandboxenvs/status",
+            "batchsandboxes/status sandboxenvs/status templatebuilds/status",
             "update",
         ),
         # Some clusters require this to set blockOwnerDeletion.
@@ -48,7 +48,7 @@ CLUSTER_RULES: dict[str, list[Manifest]] = {
         _rule(
             GROUP,
             "sandboxes sandboxpools sandboxclaims checkpoints batchsandboxes sandboxenvs "
-            "sandboxtemplates",
+            "sandboxtemplates templatebuilds",
             *READ,
         ),
         _rule(GROUP, "sandboxes", "create", "update", "delete"),

@@ -2,6 +2,7 @@
 
 from msgspec import structs
 
+from paddock.cache import indexes
 from paddock.cache.writes import Writer
 from paddock.claims.quota.stored import StoredLedger, checkpoint_holders
 from paddock.controllers.checkpoint import plan as steps
@@ -31,6 +32,7 @@ from paddock.resources.kinds.checkpoint import (
     Content,
 )
 from paddock.resources.kinds.sandbox import CONDITION_READY, Sandbox
+from paddock.resources.kinds.template import SandboxTemplate
 from paddock.resources.meta import Condition, ConditionStatus, Key, set_condition, with_meta
 from paddock.resources.network.effective import effective_network
 from paddock.resources.transitions import deadlines
@@ -44,6 +46,18 @@ _REASONS: tuple[tuple[type[PaddockError], str], ...] = (
 )
 
 
+def template_using(templates: Informer[SandboxTemplate], checkpoint: Checkpoint) -> str:
+    """Return the name of a template that starts sandboxes from a checkpoint, or an empty string.
+
+    A template of another namespace does not count: it could keep what its team may not.
+    """
+    home = checkpoint.metadata.namespace
+    public_id = checkpoint.status.checkpoint_id or checkpoint.spec.checkpoint_id
+    users = templates.view(indexes.RESTORE_FROM, public_id)
+    found = (one.metadata.name for one in users if one.metadata.namespace == home)
+    return next(found, "")
+
+
 class CheckpointController:
     """Takes, expires and deletes checkpoints."""
 
@@ -52,6 +66,7 @@ class CheckpointController:
         *,
         checkpoints: Informer[Checkpoint],
         sandboxes: Informer[Sandbox],
+        users: Informer[SandboxTemplate],
         templates: TemplateSource,
         write: Writer,
         runtime: Runtime,
@@ -61,6 +76,7 @@ class CheckpointController:
     ) -> None:
         self._checkpoints = checkpoints
         self._sandboxes = sandboxes
+        self._users = users
         self._templates = templates
         self._write = write
         self._runtime = runtime
@@ -75,7 +91,8 @@ class CheckpointController:
         if checkpoint is None:
             return Gone()
         sandbox = self._sandboxes.get(Key(key.namespace, checkpoint.spec.sandbox_name))
-        match steps.plan(checkpoint, sandbox, now=self._clock.now()):
+        user = template_using(self._users, checkpoint)
+        match steps.plan(checkpoint, sandbox, now=self._clock.now(), used_by=user):
             case steps.Wait(until):
                 if until is None:
                     return Done()
@@ -88,6 +105,10 @@ class CheckpointController:
                 return await self._take(checkpoint, sandbox)
             case steps.Fail(message):
                 return await self._fail(checkpoint, message)
+            case steps.KeepInUse(template):
+                message = f"it is kept until SandboxTemplate {template} no longer starts from it"
+                self._recorder.warning(checkpoint, "CheckpointInUse", message)
+                return Done(message)
             case steps.Expire():
                 await self._write.delete(checkpoint)
                 return Done("TTL has expired")

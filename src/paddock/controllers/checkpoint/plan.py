@@ -27,10 +27,20 @@ _STORABLE = (Phase.RUNNING, Phase.PAUSED)
 WAIT_FOR_SANDBOX = timedelta(minutes=1)
 
 
-def plan(checkpoint: Checkpoint, sandbox: Sandbox | None, *, now: datetime) -> Step:
-    """Return the next step."""
+class KeepInUse(Step, frozen=True):
+    """Keep the data of a deleted checkpoint: a template starts sandboxes from it."""
+
+    template: str
+
+
+def plan(
+    checkpoint: Checkpoint, sandbox: Sandbox | None, *, now: datetime, used_by: str = ""
+) -> Step:
+    """Return the next step. `used_by` is a template that starts sandboxes from the checkpoint."""
     held = FINALIZER_CHECKPOINT in checkpoint.metadata.finalizers
     if checkpoint.is_deleting:
+        if held and used_by:
+            return KeepInUse(used_by)
         return DeleteData() if held else Wait(None)
     if checkpoint.status.phase in (CheckpointPhase.SUCCEEDED, CheckpointPhase.FAILED):
         return _finished(checkpoint, now)

@@ -98,7 +98,7 @@ class ClaimController:
             if self._queue is not None:
                 self._queue.forget(key)
         # Also for a deleted claim: its lost writes would keep their place in the quota.
-        await self._acquirer.resolve_lost_replies()
+        await self._acquirer.lost_replies.resolve()
         if claim is None:
             return Gone()
         source = self._source.of(claim)

@@ -15,6 +15,7 @@ from paddock.resources.kinds.pool import SandboxPool
 from paddock.resources.kinds.template import Resources, SandboxTemplate, SandboxTemplateSpec
 from paddock.resources.meta import Key, controller_of
 from paddock.resources.transitions.claim import ClaimRequirements
+from paddock.resources.transitions.image_pin import pinned
 
 
 class ResolvedSource(Struct, frozen=True, kw_only=True):
@@ -127,5 +128,7 @@ class SourceResolver:
 
 def _made_of(pool: SandboxPool | None, template: SandboxTemplate | None) -> SandboxTemplateSpec:
     if template is not None:
-        return template.spec
-    return (pool.spec.template if pool is not None else None) or SandboxTemplateSpec()
+        return pinned(template.spec, template.status)
+    if pool is None or pool.spec.template is None:
+        return SandboxTemplateSpec()
+    return pinned(pool.spec.template, pool.status)

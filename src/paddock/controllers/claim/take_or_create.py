@@ -8,7 +8,7 @@ from functools import partial
 from paddock.claims import cold
 from paddock.claims.acquirer import Acquirer, Attempt
 from paddock.claims.caller import Caller
-from paddock.claims.lost_replies import find_written
+from paddock.claims.lost_replies import LostReplies
 from paddock.claims.terms import sandbox_claim_terms
 from paddock.resources.kinds.claim import SandboxClaim
 from paddock.resources.kinds.pool import SandboxPool
@@ -29,8 +29,9 @@ class ClaimAcquirer:
         self._acquirer = acquirer
         self._seed = seed
         self._paused_retention_seconds = paused_retention_seconds
-        self._unresolved: list[Sandbox] = []
-        """Writes that may have happened although no reply came; each keeps its quota."""
+        self.lost_replies = LostReplies(
+            acquirer.provider, acquirer.reservations, acquirer.pool_members
+        )
 
     async def acquire(
         self,
@@ -57,11 +58,11 @@ class ClaimAcquirer:
             )
 
         acquired = await self._acquirer.acquire(
-            Caller(terms.identity.owner),
+            Caller(terms.identity.owner, terms.identity.key_id),
             terms,
             requirements.size,
             work,
-            on_unresolved=self._unresolved.extend,
+            on_unresolved=self.lost_replies.add,
         )
         return acquired is not None
 
@@ -75,15 +76,3 @@ class ClaimAcquirer:
             template_name=claim.spec.template_name,
             now=self._acquirer.clock.now(),
         )
-
-    async def resolve_lost_replies(self) -> None:
-        """Look up writes whose reply was lost; release the quota of those that did not happen."""
-        while self._unresolved:
-            wanted = self._unresolved[-1]
-            found = await find_written(self._acquirer.provider, wanted)
-            if self._unresolved and self._unresolved[-1] is wanted:
-                self._unresolved.pop()
-                if found is None and wanted.spec.claim is not None:
-                    self._acquirer.reservations.release(wanted.spec.claim.lock)
-                    # A warm sandbox that was not claimed after all is available again.
-                    self._acquirer.pool_members.unreserve(wanted.key)

@@ -18,8 +18,8 @@ from paddock.cache.writes import Writer
 from paddock.controllers.pool import start_backoff, strategies
 from paddock.controllers.pool.factory import child, revision
 from paddock.controllers.pool.plan import Counts, PoolPlan, band, plan
-from paddock.controllers.pool.status import computed, degraded
-from paddock.controllers.sandbox.templates import resolve
+from paddock.controllers.pool.status import computed, degraded, image_problem
+from paddock.controllers.sandbox.templates import find, resolve
 from paddock.engine.controller import Done, RequeueAfter, Result
 from paddock.engine.informer import Informer
 from paddock.engine.recorder import Recorder
@@ -29,6 +29,7 @@ from paddock.resources.kinds.pool import SandboxPool, SandboxPoolStatus
 from paddock.resources.kinds.sandbox import Phase, Sandbox
 from paddock.resources.kinds.template import SandboxTemplate, SandboxTemplateSpec
 from paddock.resources.meta import Key
+from paddock.resources.transitions.image_pin import pinned
 
 GATHER_SECONDS = 0.05
 """Changes of a pool's members within this time lead to one reconcile."""
@@ -103,7 +104,7 @@ class PoolController:
         self._relaxed_above.pop(key, None)
         if decision.defers:
             self._relaxed_above[key] = band(followed, counts.allocated).buffer_min // 2
-        await self._act(tried, template, current, decision)
+        await self._act(tried, self._pinned(pool, template), current, decision)
         await self._report(pool, status, current, decision)
         return self._requeue(pool, key, decision)
 
@@ -119,6 +120,13 @@ class PoolController:
         if pool.spec.template_ref is None:
             raise NotFoundError(f"pool {pool.key} has neither a template nor a templateRef")
         return resolve(self._templates, pool.spec.template_ref, pool.metadata.namespace)
+
+    def _pinned(self, pool: SandboxPool, template: SandboxTemplateSpec) -> SandboxTemplateSpec:
+        """Return the template with the version of its image that the pool has started with."""
+        if pool.spec.template is not None or pool.spec.template_ref is None:
+            return pinned(template, pool.status)
+        found = find(self._templates, pool.spec.template_ref, pool.metadata.namespace)
+        return pinned(template, found.status)
 
     def _count(self, pool: SandboxPool, members: Members, current: str) -> Counts:
         new = members.count(PoolState.CREATING, current)
@@ -231,8 +239,16 @@ class PoolController:
     async def _report(
         self, pool: SandboxPool, status: SandboxPoolStatus, current: str, decision: PoolPlan
     ) -> None:
-        counts = self._count(pool, self._pool_members.members(pool.key), current)
-        new = computed(pool, status, counts, decision, revision=current, now=self._clock.now())
+        members = self._pool_members.members(pool.key)
+        new = computed(
+            pool,
+            status,
+            self._count(pool, members, current),
+            decision,
+            revision=current,
+            now=self._clock.now(),
+            image_problem=image_problem(members.creating.values()),
+        )
         if new != pool.status:
             await self._write.update_status(structs.replace(pool, status=new))
 

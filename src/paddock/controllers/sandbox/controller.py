@@ -13,6 +13,8 @@ from msgspec import structs
 from paddock.cache.writes import Writer
 from paddock.claims.network.ceilings import CeilingOf, no_ceiling
 from paddock.controllers.sandbox import plan as steps
+from paddock.controllers.sandbox.images.pulls import ImagePulls
+from paddock.controllers.sandbox.images.versions import ImageVersions
 from paddock.controllers.sandbox.lifecycle import Trigger, move
 from paddock.controllers.sandbox.live_config import LiveConfig
 from paddock.controllers.sandbox.pauses import Pauses
@@ -21,6 +23,7 @@ from paddock.controllers.sandbox.start_errors import StartErrors
 from paddock.controllers.sandbox.status import moved, with_condition
 from paddock.controllers.sandbox.templates import TemplateSource
 from paddock.controllers.sandbox.waiting_requests import WaitingRequests
+from paddock.controllers.sandbox.while_paused import WhilePaused
 from paddock.engine.controller import Done, Gone, RequeueAfter, Result
 from paddock.engine.informer import Informer
 from paddock.engine.recorder import Recorder
@@ -78,6 +81,8 @@ class SandboxController:
         clock: Clock,
         recorder: Recorder,
         requests: WaitingRequests,
+        image_pulls: ImagePulls,
+        image_versions: ImageVersions,
         ceiling_of: CeilingOf = no_ceiling,
     ) -> None:
         self._sandboxes = sandboxes
@@ -87,6 +92,8 @@ class SandboxController:
         self._seed = seed
         self._clock = clock
         self._recorder = recorder
+        self.while_paused = WhilePaused(sandboxes.get)
+        """Must be subscribed to the Sandbox informer."""
         self._pauses = Pauses(
             write=write,
             runtime=runtime,
@@ -94,8 +101,12 @@ class SandboxController:
             recorder=recorder,
             requests=requests,
             announce=self._announce,
+            while_paused=self.while_paused,
         )
         self._start_errors = StartErrors(write, clock)
+        self.image_pulls = image_pulls
+        """Must be run."""
+        self._image_versions = image_versions
         self._ceiling_of = ceiling_of
         """The network policy of a team, within which its sandboxes stay."""
         self._live_config = LiveConfig(templates, runtime, seed, clock, ceiling_of)
@@ -163,10 +174,14 @@ class SandboxController:
                 sandbox,
                 template,
                 self._seed,
-                checkpoint_id=self._templates.checkpoint_of(sandbox),
+                checkpoint_id=self._templates.checkpoint_of(sandbox, template),
                 ceiling=self._ceiling_of(owner_of(sandbox)),
             )
-            instance = await self._runtime.create(wanted)
+            instance = await self.image_pulls.create(sandbox, template, wanted)
+            if isinstance(instance, steps.Fail):
+                return await self._fail(sandbox, instance, None)
+            if isinstance(instance, RequeueAfter):
+                return instance
             instance = await self._runtime.start(wanted.uid)
         except _TRANSIENT as error:
             if isinstance(error, DiskFullError) and sandbox.spec.claim is not None:
@@ -178,6 +193,8 @@ class SandboxController:
         except PaddockError as error:
             return await self._fail(sandbox, steps.Fail(error.message), None)
         self._start_errors.forget(sandbox.metadata.uid)
+        self.image_pulls.forget(sandbox.metadata.uid)
+        await self._image_versions.record(sandbox, template, instance)
         resources = sandbox.spec.resources or template.resources
         strategy = sandbox.spec.pause_strategy or template.pause_strategy
         running = self._moved(sandbox, Trigger.STARTED, instance)
@@ -321,9 +338,16 @@ class SandboxController:
             self._destroyed.add(uid)
         template = self._templates.of(current)
         ceiling = self._ceiling_of(owner_of(current))
-        wanted = blueprint(current, template, self._seed, checkpoint_id=None, ceiling=ceiling)
         try:
-            await self._runtime.create(wanted)
+            checkpoint_id = self._templates.checkpoint_of(current, template)
+            wanted = blueprint(
+                current, template, self._seed, checkpoint_id=checkpoint_id, ceiling=ceiling
+            )
+            instance = await self.image_pulls.create(current, template, wanted)
+            if isinstance(instance, steps.Fail):
+                return await self._fail(current, instance, None)
+            if isinstance(instance, RequeueAfter):
+                return instance
             instance = await self._runtime.start(uid)
         except (*_TRANSIENT, NotFoundError):
             # The old instance disappeared during the attempt; the next attempt creates the new one.
@@ -342,6 +366,7 @@ class SandboxController:
     async def _destroy(self, sandbox: Sandbox, _step: steps.Step, _: Instance | None) -> Result:
         self._live_config.forget(sandbox.metadata.uid)
         self._start_errors.forget(sandbox.metadata.uid)
+        self.image_pulls.forget(sandbox.metadata.uid)
         self._pauses.forget(sandbox.metadata.uid)
         self._destroyed.discard(sandbox.metadata.uid)
         await self._runtime.destroy(sandbox.metadata.uid)

@@ -2,6 +2,7 @@
 
 from paddock.controllers.sandbox.health_probe import HealthProbes
 from paddock.controllers.sandbox.runtime_events import RuntimeEvents
+from paddock.controllers.sandbox.while_paused import WhilePaused
 from paddock.engine.controller import Controller, own_key
 from paddock.engine.informer import Informer
 from paddock.resources.kinds.sandbox import Sandbox
@@ -13,8 +14,10 @@ def subscribe(
     sandboxes: Informer[Sandbox],
     runtime_events: RuntimeEvents,
     probes: HealthProbes,
+    while_paused: WhilePaused,
 ) -> None:
-    """Enqueue changed sandboxes; keep the indexes of runtime events and probes up to date."""
+    """Enqueue changed sandboxes, and tell each part that follows them."""
     sandboxes.subscribe(runtime_events.observe)
     sandboxes.subscribe(probes.observe)
+    sandboxes.subscribe(while_paused.observe)
     controller.watches(sandboxes, own_key)

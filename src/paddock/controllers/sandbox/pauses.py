@@ -17,6 +17,7 @@ from paddock.controllers.sandbox import plan as steps
 from paddock.controllers.sandbox.lifecycle import Trigger, move
 from paddock.controllers.sandbox.status import moved, runnable_again, with_condition
 from paddock.controllers.sandbox.waiting_requests import WaitingRequests
+from paddock.controllers.sandbox.while_paused import WhilePaused
 from paddock.engine.controller import Done, RequeueAfter, Result
 from paddock.engine.recorder import Recorder
 from paddock.kit.clock import Clock
@@ -37,7 +38,7 @@ from paddock.resources.kinds.sandbox import (
 from paddock.resources.kinds.template import PauseStrategy
 from paddock.resources.meta import condition
 from paddock.resources.transitions import deadlines
-from paddock.runtime.port import Instance, Runtime
+from paddock.runtime.port import Instance, InstanceState, Runtime
 
 REASON_NOT_HIBERNATED = "HibernationFailed"
 """Reason of the event, and of the condition Storable (False), after a failed hibernation."""
@@ -68,6 +69,7 @@ class Pauses:
         recorder: Recorder,
         requests: WaitingRequests,
         announce: Announce,
+        while_paused: WhilePaused,
     ) -> None:
         self._write = write
         self._runtime = runtime
@@ -75,6 +77,7 @@ class Pauses:
         self._recorder = recorder
         self._requests = requests
         self._announce = announce
+        self._while_paused = while_paused
         self._retry_budget = RetryBudget(clock)
 
     async def pause(self, sandbox: Sandbox, step: steps.Pause, _: Instance | None) -> Result:
@@ -88,6 +91,8 @@ class Pauses:
             if strategy is PauseStrategy.HIBERNATE and await self._is_waited_for(current):
                 strategy = PauseStrategy.FREEZE
             instance = await self._pause_instance(uid, strategy)
+            if strategy is PauseStrategy.HIBERNATE and instance.state is InstanceState.FROZEN:
+                strategy = PauseStrategy.FREEZE  # until its turn to be stored
         except UnsupportedError as error:
             return await self._refuse(current, error)
         except (ConflictError, NotFoundError):
@@ -106,16 +111,22 @@ class Pauses:
     async def hibernate_frozen(
         self, sandbox: Sandbox, _step: steps.Step, _instance: Instance | None
     ) -> Result:
-        """Hibernate a frozen sandbox; if that fails, it stays frozen."""
+        """Hibernate a frozen sandbox; if that fails, it stays frozen.
+
+        It may wait for its turn. A resume or deletion meanwhile ends the attempt.
+        """
         if await self._requests.has_requests(sandbox):
             return RequeueAfter(CHECK_REQUESTS_SECONDS, "requests wait for the frozen sandbox")
         try:
-            instance = await self._runtime.hibernate(sandbox.metadata.uid)
+            hibernating = self._runtime.hibernate(sandbox.metadata.uid)
+            instance = await self._while_paused.run(sandbox, hibernating)
         except (ConflictError, NotFoundError):
             raise
         except PaddockError as error:
             await self._record_failure(sandbox, error)
             return RequeueAfter(0.001, "it stays frozen")
+        if instance is None:
+            return RequeueAfter(0.001, "it is no longer to be paused")
         status = self._stored(sandbox, self._moved(sandbox, None, instance))
         status = structs.replace(status, pause_strategy=PauseStrategy.HIBERNATE)
         await self._write.update_status(structs.replace(sandbox, status=status))

@@ -6,6 +6,7 @@ from msgspec import structs
 
 from paddock.controllers.sandbox.lifecycle import Trigger, move
 from paddock.resources.kinds.sandbox import (
+    CONDITION_IMAGE,
     CONDITION_LIMITED,
     CONDITION_PAUSED,
     CONDITION_READY,
@@ -41,6 +42,9 @@ def moved(
         old = structs.replace(old, hibernation_failures=None)
     elif runs:
         old = runnable_again(old)
+    if runs and any(item.type == CONDITION_IMAGE for item in conditions):
+        new = _condition(sandbox, CONDITION_IMAGE, holds=True, reason="Pulled")
+        conditions = set_condition(conditions, new, now=now)
     note = instance.limits_note if instance is not None else ""
     is_noted = any(item.type == CONDITION_LIMITED for item in conditions)
     if note or (is_noted and instance is not None):
@@ -59,6 +63,7 @@ def moved(
         incarnation=instance.incarnation if instance else old.incarnation,
         started_at=old.started_at or (instance.started_at if instance else None),
         image=instance.image if instance else old.image,
+        image_digest=instance.image_digest if instance else old.image_digest,
         stored_bytes=instance.stored_bytes if instance else old.stored_bytes,
     )
 

@@ -190,8 +190,9 @@ class ProcessService:
         env = self._context.variables(user) | dict(config.envs)
         if any("\0" in text for text in (config.cmd, *config.args, *env, *env.values())):
             raise ConnectError(Code.INVALID_ARGUMENT, "NUL bytes cannot be passed to a command")
+        argv, env = self._context.invocation((config.cmd, *config.args), env)
         command = Command(
-            argv=(self._context.program(config.cmd), *config.args),
+            argv=argv,
             env=env,
             cwd=cwd,
             uid=user.uid,

@@ -131,12 +131,14 @@ class RegistryLauncher:
         try:
             user = self._context.user(process.user)
             directory = self._context.directory(process.working_dir or "", user)
-            program = [self._context.program(argv[0])] if argv else []
+            env = self._context.variables(user) | {item.name: item.value for item in process.env}
+            arguments = argv
+            if argv:
+                arguments, env = self._context.invocation(argv, env)
         except ConnectError as error:
             raise TaskLaunchError(str(error)) from error
-        env = self._context.variables(user) | {item.name: item.value for item in process.env}
         command = Command(
-            argv=(*program, *argv[1:]), env=env, cwd=directory, uid=user.uid, gid=user.gid,
+            argv=arguments, env=env, cwd=directory, uid=user.uid, gid=user.gid,
             groups=user.groups, has_stdin=False,
         )  # fmt: skip
         config = ProcessConfig(cmd=argv[0] if argv else "", args=argv[1:], cwd=directory)

@@ -78,8 +78,8 @@ class MessageVerifier:
     def check(self, method: str, headers: Mapping[str, str], body: bytes) -> None:
         """Raise `UnauthenticatedError` unless a message is valid."""
         time, nonce = headers.get(_TIME, ""), headers.get(_NONCE, "")
-        expected = self._seed.sign(_PURPOSE, _message(method, time, nonce, body))
-        if not hmac.compare_digest(expected.encode(), headers.get(_SIGNATURE, "").encode()):
+        message, signature = _message(method, time, nonce, body), headers.get(_SIGNATURE, "")
+        if not self._seed.is_signed(_PURPOSE, message, signature):
             raise UnauthenticatedError("the message is not signed by this installation")
         now = self._clock.now().timestamp()
         if abs(now - float(time)) > MAX_AGE_SECONDS:

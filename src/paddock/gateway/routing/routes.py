@@ -48,6 +48,8 @@ class Route(Struct, frozen=True, kw_only=True):
     """Whether its processes ended with its last pause."""
     loses_processes: bool = False
     """Whether it is paused, or being paused, in a way that ends its processes."""
+    pause_requested_at: datetime | None = None
+    """When the pause that it is in was requested, if that is known."""
     ends_at: datetime | None = None
     """The sandbox counts as dead from this time on, whatever its state."""
     remote: str | None = None
@@ -61,6 +63,7 @@ def route_of(sandbox: Sandbox, now: datetime) -> Route | None:
         return None
     address = sandbox.status.address
     network = sandbox.spec.network
+    before_pause = sandbox.spec.before_pause
     wake = sandbox.spec.wake_on_traffic
     return Route(
         id=claim.sandbox_id,
@@ -78,6 +81,7 @@ def route_of(sandbox: Sandbox, now: datetime) -> Route | None:
         node=address.node,
         incarnation=sandbox.status.incarnation,
         loses_processes=sandbox.spec.paused and strategy_of(sandbox.spec) is PauseStrategy.STOP,
+        pause_requested_at=before_pause.requested_at if before_pause else None,
         is_rebooted=sandbox.status.pause_strategy is PauseStrategy.STOP,
         ends_at=sandbox.spec.shutdown_time,
     )

@@ -18,9 +18,11 @@ from paddock.gateway.http.sender import Sender
 from paddock.gateway.limits import GatewayLimits, GatewayOptions
 from paddock.gateway.routing.routes import Route, RouteTable
 from paddock.gateway.waking.held_requests import HeldRequests
+from paddock.kit.clock import Clock
 
 Spawn = Callable[[Exchange, Coroutine[Any, Any, None], str], None]
 """Runs work for an exchange as a task that is cancelled when the exchange ends."""
+_MOST_LATE_SECONDS = 5.0
 
 
 class InflightRequests:
@@ -34,7 +36,7 @@ class InflightRequests:
         holds: HeldRequests,
         activity: Activity,
         spawn: Spawn,
-        now: Callable[[], float],
+        clock: Clock,
         limits: GatewayLimits,
         options: GatewayOptions,
     ) -> None:
@@ -43,7 +45,7 @@ class InflightRequests:
         self._held = holds
         self._activity = activity
         self._spawn = spawn
-        self._now = now
+        self._clock = clock
         self._limits = limits
         self._options = options
         self.in_flight: dict[str, set[Exchange]] = {}
@@ -73,7 +75,7 @@ class InflightRequests:
         in_flight = self.in_flight.get(route.uid)
         if in_flight is not None:
             in_flight.discard(exchange)
-        finished = self._now()
+        finished = self._clock.monotonic()
         seconds = finished - exchange.started
         traffic.in_flight -= 1
         traffic.last_active = finished
@@ -115,27 +117,38 @@ class InflightRequests:
             self.in_flight.pop(old.uid, None)
         elif new.incarnation != old.incarnation:
             self._sender.drop(old.uid)
-            self._abort_sent(old.uid, error_responses.RESTARTED_UNANSWERED, keep_recent=False)
+            self._abort_sent(new, error_responses.RESTARTED_UNANSWERED, keep_recent=False)
         elif old.state is SandboxState.RUNNING and new.state in (
             SandboxState.PAUSING,
             SandboxState.PAUSED,
         ):
             self._sender.drop(old.uid)
             keep_recent = self._outlives_pause(new)
-            self._abort_sent(old.uid, error_responses.PAUSED_UNANSWERED, keep_recent=keep_recent)
+            self._abort_sent(new, error_responses.PAUSED_UNANSWERED, keep_recent=keep_recent)
             self._hold_over_pause(new)
 
     def _outlives_pause(self, route: Route) -> bool:
         """Whether a request that was sent just before a pause can be answered after it."""
         return self._options.wakes and route.wakes and not route.loses_processes
 
-    def _abort_sent(self, uid: str, message: str, *, keep_recent: bool) -> None:
-        """Abort requests sent to a sandbox; with `keep_recent`, except those that just started."""
-        limit = self._now() - self._limits.pause_grace_seconds
-        for exchange in tuple(self.in_flight.get(uid, ())):
+    def _abort_sent(self, route: Route, message: str, *, keep_recent: bool) -> None:
+        """Abort requests sent to a sandbox; with `keep_recent`, except those that had just started
+        when its pause was requested."""
+        limit = self._clock.monotonic() - self._late_by(route) - self._limits.pause_grace_seconds
+        for exchange in tuple(self.in_flight.get(route.uid, ())):
             is_recent = exchange.started >= limit and not _is_stream(exchange)
             if exchange.upstream is not None and not (keep_recent and is_recent):
                 exchange.fail(502, message)
+
+    def _late_by(self, route: Route) -> float:
+        """Return how many seconds ago the pause was requested.
+
+        A busy gateway learns of it late. The clocks of other machines may differ, hence the limit.
+        """
+        if route.pause_requested_at is None:
+            return 0.0
+        late = (self._clock.now() - route.pause_requested_at).total_seconds()
+        return min(max(late, 0.0), _MOST_LATE_SECONDS)
 
     def _hold_over_pause(self, route: Route) -> None:
         """Hold requests whose sandbox was paused after they were sent, and wake it."""

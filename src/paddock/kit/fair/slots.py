@@ -31,6 +31,10 @@ class FairSlots:
         """The number of pieces of work that wait."""
         return len(self._waiting)
 
+    def would_wait(self, group: str) -> bool:
+        """Whether further work of this group would have to wait now."""
+        return not self._is_allowed(group)
+
     @contextlib.asynccontextmanager
     async def slot(self, group: str, lane: str = "") -> AsyncGenerator[None]:
         """Wait for a slot of this group and hold it."""

@@ -140,6 +140,9 @@ def tag_in(sandbox_id: str) -> str:
     return sandbox_id[1 : 1 + _TAG] if sandbox_id.startswith("f") and len(sandbox_id) == 21 else ""
 
 
+_PURPOSE = "federation"
+
+
 class Signer:
     """Signs messages to peers, and checks that theirs are fresh, for us and not replayed."""
 
@@ -153,7 +156,7 @@ class Signer:
         """Return the value of the signature header."""
         at = f"{self._clock.now().timestamp():.3f}"
         nonce = secrets.token_hex(12)
-        mark = self._mark(self._own, to, method, path, body, at, nonce)
+        mark = self._seed.sign(_PURPOSE, _text(self._own, to, method, path, body, at, nonce))
         return f"{self._own};{at};{nonce};{mark}"
 
     def check(self, header: str, method: str, path: str, body: bytes) -> str:
@@ -162,8 +165,8 @@ class Signer:
         if len(parts) != 4:
             raise UnauthenticatedError("this endpoint is for other control planes")
         sender, at, nonce, mark = parts
-        wanted = self._mark(sender, self._own, method, path, body, at, nonce)
-        if not secrets.compare_digest(mark.encode(), wanted.encode()):
+        text = _text(sender, self._own, method, path, body, at, nonce)
+        if not self._seed.is_signed(_PURPOSE, text, mark):
             raise UnauthenticatedError("the signature is not from this federation")
         now = self._clock.now().timestamp()
         if abs(now - float(at)) > SKEW_SECONDS:
@@ -181,9 +184,7 @@ class Signer:
                 return
             del self._nonces[nonce]
 
-    def _mark(
-        self, sender: str, to: str, method: str, path: str, body: bytes, at: str, nonce: str
-    ) -> str:
-        digest = hashlib.sha256(body).hexdigest()
-        text = "\n".join((sender, to, method, path, at, nonce, digest))
-        return self._seed.sign("federation", text.encode())
+
+def _text(sender: str, to: str, method: str, path: str, body: bytes, at: str, nonce: str) -> bytes:
+    digest = hashlib.sha256(body).hexdigest()
+    return "\n".join((sender, to, method, path, at, nonce, digest)).encode()

@@ -12,6 +12,7 @@ from paddock.manager.ports import Agent
 from paddock.manager.sandboxes import history, paging
 from paddock.manager.sandboxes.requests import LogEntry, SandboxFilter, SandboxPage, UsageSample
 from paddock.resources.kinds.sandbox import Sandbox
+from paddock.resources.kinds.template_build import LABEL_BUILD
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
@@ -43,7 +44,7 @@ class SandboxQueries:
         # Older clients append their client id to the sandbox's.
         public_id = sandbox_id.partition("-")[0]
         sandbox = self._provider.claimed_sandbox(public_id)
-        if sandbox is None or sandbox.spec.claim is None:
+        if sandbox is None or sandbox.spec.claim is None or is_of_build(sandbox):
             raise not_found(sandbox_id)
         if not caller.may_use(sandbox.spec.claim):
             raise not_found(sandbox_id)
@@ -61,7 +62,9 @@ class SandboxQueries:
         found = (
             sandbox
             for sandbox in self._provider.sandboxes(caller.team)
-            if self._matches(sandbox, wanted) and _is_visible(caller, sandbox)
+            if self._matches(sandbox, wanted)
+            and not is_of_build(sandbox)
+            and _is_visible(caller, sandbox)
         )
         return tuple(sorted(found, key=_position))
 
@@ -130,6 +133,11 @@ class SandboxQueries:
 def not_found(sandbox_id: str) -> NotFoundError:
     """Return the error for a sandbox that does not exist for this caller."""
     return NotFoundError(f"sandbox {sandbox_id!r} was not found")
+
+
+def is_of_build(sandbox: Sandbox) -> bool:
+    """Whether a template is built in this sandbox. Clients do not see it."""
+    return LABEL_BUILD in sandbox.metadata.labels
 
 
 def _is_visible(caller: Caller, sandbox: Sandbox) -> bool:

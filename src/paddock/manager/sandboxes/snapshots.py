@@ -13,6 +13,7 @@ from paddock.claims.caller import Caller
 from paddock.claims.engine import Claims
 from paddock.claims.quota.stored import TEMPORARY_SECONDS, StoredLedger, checkpoint_holders
 from paddock.claims.requests import NewSandbox
+from paddock.claims.template_resolver import belongs_to_build
 from paddock.kit import ids
 from paddock.kit.clock import Clock
 from paddock.kit.errors import (
@@ -28,6 +29,7 @@ from paddock.kit.logs import fields
 from paddock.manager.sandboxes import paging
 from paddock.manager.sandboxes.queries import SandboxQueries
 from paddock.manager.sandboxes.requests import ForkResult
+from paddock.manager.templates.registry import TemplateRegistry
 from paddock.resources.kinds.checkpoint import Checkpoint, CheckpointPhase, CheckpointSpec, Content
 from paddock.resources.kinds.sandbox import ClaimIdentity, Sandbox
 from paddock.resources.meta import GROUP, ObjectMeta
@@ -53,12 +55,14 @@ class Snapshots:
         queries: SandboxQueries,
         clock: Clock,
         stored: StoredLedger,
+        registry: TemplateRegistry,
     ) -> None:
         self._provider = provider
         self._claims = claims
         self._queries = queries
         self._clock = clock
         self._stored = stored
+        self._registry = registry
 
     async def create(
         self, caller: Caller, sandbox_id: str, *, name: str | None, memory: bool = True
@@ -66,21 +70,11 @@ class Snapshots:
         """Store a sandbox's state and return when it is stored. The sandbox continues."""
         caller.require("create", "sandboxes/snapshots")
         sandbox = self._queries.find(caller, sandbox_id)
-        names = self._names(caller, name)
+        names = names_of(caller, name)
+        if names:
+            bare = names[1].partition(":")[0]
+            self._registry.check_free(caller.team, bare, for_snapshot=True)
         return await self._store(caller, sandbox, names=names, memory=memory)
-
-    @staticmethod
-    def _names(caller: Caller, name: str | None) -> tuple[str, ...]:
-        if not name:
-            return ()
-        lowered = name.lower()
-        if not _NAME.match(lowered):
-            problem = FieldProblem("name", f"{name!r} is not [team/]name[:tag]")
-            raise InvalidError(str(problem), problems=[problem])
-        bare = lowered.partition("/")[2] or lowered
-        tagged = bare if ":" in bare else f"{bare}:default"
-        untagged = (bare.partition(":")[0],) if tagged.endswith(":default") else ()
-        return tuple(dict.fromkeys((f"{caller.team}/{tagged}", tagged, *untagged)))
 
     async def _store(
         self,
@@ -104,7 +98,7 @@ class Snapshots:
                 persistent_contents=contents,
                 owner=caller.team,
                 key_id=caller.key_id,
-                checkpoint_id=f"snap{ids.sandbox_id()}",
+                checkpoint_id=ids.checkpoint_id("snap"),
                 names=names,
                 ttl_seconds_after_finished=ttl_seconds,
             ),
@@ -172,6 +166,7 @@ class Snapshots:
             if item.status.phase is CheckpointPhase.SUCCEEDED
             and not item.is_deleting
             and item.spec.ttl_seconds_after_finished is None
+            and not belongs_to_build(item)
             and (source is None or source(item))
             and (name is None or name.lower() in item.spec.names)
             and (not caller.scopes or _is_visible(caller, item))
@@ -191,6 +186,23 @@ class Snapshots:
             )
 
         return is_of
+
+
+def names_of(caller: Caller, name: str | None) -> tuple[str, ...]:
+    """Return the names that a snapshot is found by; `InvalidError` if it cannot have this one."""
+    if not name:
+        return ()
+    lowered = name.lower()
+    if not _NAME.match(lowered):
+        problem = FieldProblem("name", f"{name!r} is not [team/]name[:tag]")
+        raise InvalidError(str(problem), problems=[problem])
+    bare = lowered.partition("/")[2] or lowered
+    if ids.is_checkpoint_id(bare.partition(":")[0]):
+        problem = FieldProblem("name", f"{name!r} has the form of an id; choose another name")
+        raise InvalidError(str(problem), problems=[problem])
+    tagged = bare if ":" in bare else f"{bare}:default"
+    untagged = (bare.partition(":")[0],) if tagged.endswith(":default") else ()
+    return tuple(dict.fromkeys((f"{caller.team}/{tagged}", tagged, *untagged)))
 
 
 def _is_visible(caller: Caller, checkpoint: Checkpoint) -> bool:

@@ -158,6 +158,10 @@ class SandboxPoolStatus(ResourcePart, frozen=True, kw_only=True):
     """Number of claims that wait for a sandbox."""
     revision: str = ""
     """Current revision of the template."""
+    image: str = ""
+    """Image that `imageDigest` belongs to, if the pool has a template of its own."""
+    image_digest: str = ""
+    """Version of that image that sandboxes of the pool start from."""
     updated: int = 0
     """Number of idle sandboxes of the current revision."""
     updated_available: int = 0

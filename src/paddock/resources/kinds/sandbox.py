@@ -41,6 +41,10 @@ CONDITION_PAUSED = "Paused"
 CONDITION_HEALTHY = "Healthy"
 CONDITION_STORABLE = "Storable"
 """False after an attempt to hibernate failed, until one succeeds."""
+CONDITION_IMAGE = "ImagePulled"
+"""False while the image of the sandbox is being pulled, or cannot be."""
+REASON_PULL_FAILED = "ErrImagePull"
+"""Reason of that condition after a failed attempt, until the next one."""
 CONDITION_LIMITED = "LimitsEnforced"
 """False if its machine enforces a limit of its template only in part."""
 
@@ -133,12 +137,14 @@ class ClaimIdentity(ResourcePart, frozen=True, kw_only=True):
 
 
 class PauseDeadlines(ResourcePart, frozen=True, kw_only=True):
-    """Deadlines that a sandbox had before it was paused."""
+    """Deadlines that a sandbox had before it was paused, and when that was requested."""
 
     pause_time: datetime | None = None
     """`pauseTime` before the pause."""
     shutdown_time: datetime | None = None
     """`shutdownTime` before the pause."""
+    requested_at: datetime | None = None
+    """When the pause was requested."""
 
 
 class SandboxSpec(ResourcePart, frozen=True, kw_only=True):
@@ -150,6 +156,9 @@ class SandboxSpec(ResourcePart, frozen=True, kw_only=True):
     """Reference to the template of the sandbox. Mutually exclusive with `template`."""
     restore_from: str | None = None
     """Id of a checkpoint. The sandbox starts from its state. Immutable once set."""
+    restore_memory: bool = True
+    """Whether it also starts from the memory of the checkpoint. If false, only from its files.
+    Defaults to true."""
     paused: bool = False
     """Whether the sandbox should be paused."""
     pause_strategy: PauseStrategy | None = None
@@ -248,6 +257,8 @@ class SandboxStatus(ResourcePart, frozen=True, kw_only=True):
     """Resource limits in effect."""
     image: str = ""
     """Image that the sandbox was started from."""
+    image_digest: str = ""
+    """Version of that image, as its registry names it."""
     recycled_count: int = 0
     """Number of times that the sandbox was recycled."""
 

@@ -1,11 +1,16 @@
 """SandboxTemplate: the specification that sandboxes are created from."""
 
 from collections.abc import Mapping
+from datetime import datetime
 from enum import StrEnum
 from typing import Any, ClassVar
 
 from paddock.resources.frozen import EMPTY, freeze_documents, freeze_fields
 from paddock.resources.meta import Condition, Resource, ResourcePart
+
+LABEL_BUILT = "paddock.dev/built"
+"""On templates that were created for a build. Their specification applies once `status.build` is
+set; until then they have nothing to start sandboxes from."""
 
 
 class PauseStrategy(StrEnum):
@@ -27,6 +32,18 @@ class Privileges(StrEnum):
     """
     LOCKED = "locked"
     """nosuid and no_new_privs: no process can change its user."""
+
+
+class ImagePullPolicy(StrEnum):
+    """When the registry of an image is asked for it."""
+
+    IF_NOT_PRESENT = "IfNotPresent"
+    """If the node does not have the image."""
+    ALWAYS = "Always"
+    """Before every start, so that a tag that was moved is followed. Layers that are present are not
+    downloaded again."""
+    NEVER = "Never"
+    """Not at all."""
 
 
 class Port(ResourcePart, frozen=True, kw_only=True):
@@ -147,8 +164,20 @@ class SandboxTemplateSpec(ResourcePart, frozen=True, kw_only=True):
     """Specification of sandboxes."""
 
     image: str = "base"
-    """Name of an image in the image store of the runtime, or a container image on Kubernetes.
-    Defaults to `base`."""
+    """Name of an image in the image store of the runtime, or reference to an image in a registry,
+    such as `python:3.13`. Defaults to `base`."""
+    image_pull_policy: ImagePullPolicy = ImagePullPolicy.IF_NOT_PRESENT
+    """When the registry is asked for the image. Defaults to IfNotPresent."""
+    image_pull_secrets: tuple[str, ...] = ()
+    """Names of Secrets of type `kubernetes.io/dockerconfigjson` with credentials of registries, in
+    the namespace of the sandboxes."""
+    image_digest: str | None = None
+    """Version of the image that sandboxes start from, wherever its tag points. If unset, the first
+    sandbox of the template resolves the tag, and later ones use the same version. Not used with the
+    pull policy Always."""
+    restore_from: str | None = None
+    """Public id of a checkpoint. Sandboxes start from its files, and from its memory if it has any,
+    instead of from the image. Set by template builds."""
     resources: Resources = Resources()
     """Resource limits of a sandbox."""
     env: Mapping[str, str] = EMPTY
@@ -199,6 +228,17 @@ class SandboxTemplateSpec(ResourcePart, frozen=True, kw_only=True):
         freeze_documents(self, "pod_template", "volume_claim_templates")
 
 
+class TemplateTag(ResourcePart, frozen=True, kw_only=True):
+    """Assignment of a tag to a build of the template."""
+
+    tag: str
+    """The tag, such as `default` or `v1`."""
+    build: str
+    """Name of the TemplateBuild."""
+    assigned_at: datetime
+    """Time of the assignment. The newest one whose build is ready counts."""
+
+
 class SandboxTemplateStatus(ResourcePart, frozen=True, kw_only=True):
     """Observed state of a template."""
 
@@ -206,6 +246,14 @@ class SandboxTemplateStatus(ResourcePart, frozen=True, kw_only=True):
     """The generation that this status reflects."""
     revision: str = ""
     """Hash of the specification. It changes when new sandboxes would differ."""
+    image: str = ""
+    """Image that `imageDigest` belongs to."""
+    image_digest: str = ""
+    """Version of the image that sandboxes of the template start from, as its registry names it."""
+    build: str = ""
+    """Name of the TemplateBuild that the specification comes from."""
+    tags: tuple[TemplateTag, ...] = ()
+    """Tags of builds, oldest assignment first. Written by the API."""
     conditions: tuple[Condition, ...] = ()
     """Conditions of the template."""
 

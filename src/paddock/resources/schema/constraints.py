@@ -50,6 +50,7 @@ from paddock.resources.kinds.template import (
     TemplateRef,
     Volume,
 )
+from paddock.resources.kinds.template_build import BuildStep, TemplateBuildSpec
 from paddock.resources.schema import formats
 from paddock.resources.schema.formats import Check
 
@@ -203,6 +204,11 @@ LIMITS: Mapping[type[Struct], Mapping[str, FieldLimit]] = {
     TemplateRef: {"name": _NAME, "namespace": _NAMESPACE},
     SandboxTemplateSpec: {
         "image": _IMAGE,
+        "image_pull_secrets": FieldLimit(max_items=16, items=_NAME),
+        "image_digest": FieldLimit(
+            pattern=r"^sha256:[0-9a-f]{64}$", meaning="sha256: and 64 hexadecimal digits"
+        ),
+        "restore_from": FieldLimit(min_length=1, max_length=253),
         "env": _VARIABLES,
         "user": FieldLimit(
             pattern=formats.USER_NAME,
@@ -291,6 +297,34 @@ LIMITS: Mapping[type[Struct], Mapping[str, FieldLimit]] = {
                 max_length=253,
             ),
         ),
+    },
+    BuildStep: {
+        "type": FieldLimit(
+            pattern=r"^[A-Z]{1,32}$", meaning="an instruction in upper case, such as RUN"
+        ),
+        "args": FieldLimit(max_items=1024, items=_LONG_TEXT),
+        "files_hash": FieldLimit(
+            pattern=r"^([0-9a-f]{64})?$", meaning="a SHA-256 hash in hexadecimal digits, or empty"
+        ),
+    },
+    TemplateBuildSpec: {
+        "template_name": _NAME,
+        "tags": FieldLimit(
+            max_items=64,
+            items=FieldLimit(
+                pattern=r"^[a-z0-9_.-]+$",
+                meaning="a tag: lower case letters, digits, '.', '_' or '-'",
+                min_length=1,
+                max_length=128,
+            ),
+        ),
+        "canceled": _TEXT,
+        "from_image": FieldLimit(max_length=512),
+        "from_template": FieldLimit(max_length=512),
+        "steps": FieldLimit(max_items=1024),
+        "start_command": _LONG_TEXT,
+        "ready_command": _LONG_TEXT,
+        "owner": _TEXT,
     },
     EnvVar: {
         "name": FieldLimit(min_length=1, max_length=1024, check=formats.env_name),

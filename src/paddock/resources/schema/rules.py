@@ -34,6 +34,7 @@ from paddock.resources.kinds.template import (
     SandboxTemplateSpec,
     Volume,
 )
+from paddock.resources.kinds.template_build import TemplateBuildSpec
 from paddock.resources.schema import formats
 
 
@@ -396,4 +397,5 @@ TRANSITIONS: Mapping[type[Struct], tuple[Transition, ...]] = {
         _fixed("keepRunning", "keep_running", absent="true"),
     ),
     BatchSandboxSpec: (_fixed("poolRef", "pool_ref", absent="''"),),
+    TemplateBuildSpec: (_fixed("templateName", "template_name"),),
 }

@@ -59,7 +59,9 @@ def paused(spec: SandboxSpec, *, now: datetime) -> SandboxSpec:
         pause_time=None,
         shutdown_time=until,
         retained_until=until,
-        before_pause=PauseDeadlines(pause_time=spec.pause_time, shutdown_time=spec.shutdown_time),
+        before_pause=PauseDeadlines(
+            pause_time=spec.pause_time, shutdown_time=spec.shutdown_time, requested_at=now
+        ),
         resumed_for_seconds=None,
     )
 

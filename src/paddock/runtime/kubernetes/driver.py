@@ -18,6 +18,7 @@ from paddock.kit.errors import (
     UnsupportedError,
 )
 from paddock.resources.kinds.pods import Pod, VolumeClaim
+from paddock.resources.kinds.template import ImagePullPolicy
 from paddock.resources.meta import Resource, with_meta
 from paddock.runtime.kubernetes import names
 from paddock.runtime.kubernetes.cluster import (
@@ -40,9 +41,12 @@ from paddock.runtime.port import (
     Blueprint,
     Capabilities,
     EgressPolicy,
+    ImagePull,
     Instance,
     InstanceState,
     LogLine,
+    ReadyImage,
+    RegistryCredentials,
     Runtime,
     RuntimeEvent,
     StoredCheckpoint,
@@ -124,6 +128,23 @@ class KubernetesRuntime:
         )
 
     # ---- create --------------------------------------------------------------------------
+
+    async def ensure_image(
+        self,
+        reference: str,
+        *,
+        team: str,
+        policy: ImagePullPolicy = ImagePullPolicy.IF_NOT_PRESENT,
+        credentials: tuple[RegistryCredentials, ...] = (),
+    ) -> ReadyImage:
+        """Return at once: the kubelet of each pod pulls, with the pull secrets of the pod."""
+        return ReadyImage(reference=reference)
+
+    async def image_pulls(self) -> tuple[ImagePull, ...]:
+        return ()
+
+    async def need_images(self, references: frozenset[str]) -> None:
+        """Do nothing: kubelets remove images."""
 
     async def create(self, blueprint: Blueprint) -> Instance:
         if blueprint.checkpoint_id is not None:

@@ -14,6 +14,8 @@ from typing import Any, TypeVar
 import msgspec
 
 from paddock.kit.errors import UnavailableError, UnsupportedError
+from paddock.resources.kinds.template import ImagePullPolicy
+from paddock.runtime.local.images.provider import ImageRequest
 from paddock.runtime.local.node import rpc
 from paddock.runtime.local.node.heavy_work import WorkReport
 from paddock.runtime.local.node.rpc_server import LogArguments, SnapshotArguments
@@ -22,8 +24,11 @@ from paddock.runtime.port import (
     Blueprint,
     Capabilities,
     EgressPolicy,
+    ImagePull,
     Instance,
     LogLine,
+    ReadyImage,
+    RegistryCredentials,
     Runtime,
     RuntimeEvent,
     StoredCheckpoint,
@@ -61,6 +66,32 @@ class LocalRuntime:
 
     async def capabilities(self) -> Capabilities:
         return await self._call("capabilities", kind=Capabilities)
+
+    async def ensure_image(
+        self,
+        reference: str,
+        *,
+        team: str,
+        policy: ImagePullPolicy = ImagePullPolicy.IF_NOT_PRESENT,
+        credentials: tuple[RegistryCredentials, ...] = (),
+    ) -> ReadyImage:
+        request = ImageRequest(
+            reference=reference, team=team, policy=policy, credentials=credentials
+        )
+        while True:  # each call joins the pull, also after a restart of the node
+            found = await self._call("ensure_image", body=request, kind=ReadyImage | None)
+            if found is not None:
+                return found
+
+    async def image_pulls(self) -> tuple[ImagePull, ...]:
+        return await self._call("image_pulls", kind=tuple[ImagePull, ...])
+
+    async def need_images(self, references: frozenset[str]) -> None:
+        await self._call("need_images", body=tuple(sorted(references)), kind=None)
+
+    async def prune_images(self) -> tuple[str, ...]:
+        """Remove all pulled images that are not needed; return their names."""
+        return await self._call("prune_images", kind=tuple[str, ...])
 
     async def create(self, blueprint: Blueprint) -> Instance:
         return await self._call("create", blueprint.uid, blueprint, kind=Instance)

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from paddock.runtime.local.checkpoint import find_criu
-from paddock.runtime.local.images import base_directory
+from paddock.runtime.local.images.base import minimal_rootfs
 from paddock.runtime.local.storage import btrfs_image_unavailable_reason
 from tests.runtime.local.checkpoint.lab import Lab
 
@@ -18,7 +18,7 @@ def machine_can() -> None:
         pytest.skip(f"no CRIU works on this machine ({reason}); run scripts/build-criu")
     if reason := btrfs_image_unavailable_reason():
         pytest.skip(f"this machine cannot create a btrfs image: {reason}")
-    if not base_directory().is_dir():
+    if not minimal_rootfs().is_dir():
         pytest.skip("the base image is not built; run `paddock image build-base`")
 
 

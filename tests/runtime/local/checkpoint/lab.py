@@ -20,7 +20,7 @@ from paddock.runtime.local.checkpoint import (
     StoredMemory,
     find_criu,
 )
-from paddock.runtime.local.images import base_directory
+from paddock.runtime.local.images.base import minimal_rootfs
 from paddock.runtime.local.kernel import cgroups
 from paddock.runtime.local.launch import native_build
 from paddock.runtime.local.launch.launcher import SandboxLauncher
@@ -108,7 +108,7 @@ class Lab:
         )
         self.layers = (
             str(native_build.ensure_layer(init_layers, init_layers / "cache")),
-            str(base_directory() / "rootfs"),
+            str(minimal_rootfs()),
         )
         program, reason = find_criu()
         assert program is not None, reason

@@ -6,12 +6,19 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from msgspec import structs
 
 from paddock.app.up.output import prepare_image
 from paddock.kit.errors import UnavailableError
 from paddock.runtime.local.images import ImageStore, base_directory, build_base
-from paddock.runtime.local.images.base import MANIFEST, Recipe, base_recipe, is_built
-from paddock.runtime.local.images.mirror import debian_mirror, debian_suite
+from paddock.runtime.local.images.base import (
+    MANIFEST,
+    is_built,
+    minimal_rootfs,
+    read_manifest,
+)
+from paddock.runtime.local.images.debian.mirror import debian_mirror, debian_suite
+from paddock.runtime.local.images.debian.recipe import built_in
 from paddock.runtime.local.images.model import Manifest
 from paddock.settings import Settings
 
@@ -29,9 +36,14 @@ def test_an_existing_build_is_reused(rootfs: Path):
     said: list[str] = []
     assert build_base(progress=said.append) == rootfs.parent
     assert said == [f"base image exists: {rootfs.parent}"]
+    # Its layer is above that of `minimal`, which is an image too.
+    assert read_manifest(rootfs.parent).layers == (str(minimal_rootfs()), str(rootfs))
+    assert read_manifest(minimal_rootfs().parent).layers == (str(minimal_rootfs()),)
 
 
-def test_the_image_has_the_user_and_programs_and_no_devices(rootfs: Path):
+@pytest.mark.usefixtures("rootfs")
+def test_minimal_has_the_user_and_programs_and_no_devices():
+    rootfs = minimal_rootfs()
     accounts = (rootfs / "etc/passwd").read_text().splitlines()
     assert "user:x:1000:1000::/home/user:/bin/bash" in accounts
     assert (rootfs / "etc/sudoers.d/user").read_text().strip() == "user ALL=(ALL:ALL) NOPASSWD:ALL"
@@ -46,16 +58,23 @@ def test_the_image_has_the_user_and_programs_and_no_devices(rootfs: Path):
 
 def test_every_store_resolves_the_image(rootfs: Path, tmp_path: Path):
     image = ImageStore(tmp_path).resolve("base")
-    assert image.layers == (rootfs,)
+    assert image.layers == (minimal_rootfs(), rootfs)
     assert (image.config.user, image.config.workdir) == ("user", "/home/user")
     assert image == ImageStore(tmp_path).resolve("base:latest")
 
 
 def test_another_recipe_is_another_image():
-    recipe = base_recipe()
-    other = Recipe(suite=recipe.suite, machine=recipe.machine, packages=("bash",))
-    assert recipe.fingerprint == base_recipe().fingerprint
-    assert recipe.fingerprint != other.fingerprint
+    recipe = built_in()
+    assert recipe.fingerprint == built_in().fingerprint
+    assert recipe.parent is not None
+    other_parent = structs.replace(recipe.parent, suite="trixie")
+    others = [
+        structs.replace(recipe, packages=("bash",)),
+        structs.replace(recipe, script="true"),
+        structs.replace(recipe, node=None),
+        structs.replace(recipe, parent=other_parent),
+    ]
+    assert len({one.fingerprint for one in (recipe, *others)}) == 5
 
 
 @needs_root

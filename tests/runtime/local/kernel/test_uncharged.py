@@ -3,7 +3,12 @@
 import pytest
 
 from paddock.runtime.local.kernel import uncharged
-from paddock.runtime.local.kernel.uncharged import LockTable, ProcessFacts, UnchargedMemory
+from paddock.runtime.local.kernel.uncharged import (
+    LockTable,
+    ProcessFacts,
+    TcpSockets,
+    UnchargedMemory,
+)
 
 NETLINK = """\
 sk               Eth Pid        Groups   Rmem     Wmem     Dump  Locks    Drops    Inode
@@ -51,8 +56,14 @@ def test_unread_bytes_and_errors_of_udp_sockets_are_summed():
 
 def test_tcp_sockets_of_both_families_and_in_time_wait_are_counted():
     v4 = "sockets: used 9\nTCP: inuse 4 orphan 1 tw 30 alloc 7 mem 1\nUDP: inuse 2 mem 0\n"
-    assert uncharged.tcp_sockets(v4, "TCP6: inuse 500\nUDP6: inuse 1\n") == 534
-    assert uncharged.tcp_sockets("", "") == 0
+    assert uncharged.tcp_sockets(v4, "TCP6: inuse 500\nUDP6: inuse 1\n") == TcpSockets(504, 30)
+    assert uncharged.tcp_sockets("", "").total == 0
+
+
+@pytest.mark.parametrize(("descriptors", "expected"), [(0, 100), (60, 40), (200, 0)])
+def test_more_tcp_sockets_than_descriptors_belong_to_no_process(descriptors: int, expected: int):
+    least = TcpSockets(100, 10).least_bytes(descriptors)
+    assert least == expected * uncharged.CONNECTION_BYTES + 10 * uncharged.TIME_WAIT_BYTES
 
 
 def test_only_tcp_connections_without_a_process_are_summed():

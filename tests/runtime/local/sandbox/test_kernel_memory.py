@@ -7,7 +7,9 @@ from typing import Any
 
 import pytest
 
+from paddock.kit.tasks import background
 from paddock.runtime.local.kernel import syscalls, uncharged
+from paddock.runtime.local.kernel.kernel_growth import KernelGrowth
 from paddock.runtime.local.sandbox.kernel_memory import KernelMemoryWatch
 from paddock.runtime.port import Limits
 
@@ -127,9 +129,113 @@ def test_descriptors_are_counted_once_per_table(tmp_path: Path, monkeypatch):
     write_threads(tmp_path, range(7, 11), filters=1)
     watch = a_watch(Cgroup(), tmp_path)
 
-    used = watch.inspect("s1", 7, watch.locks())
+    used = watch.inspect("s1", 7, watch.locks(), thorough=True)
 
     assert used.descriptors == 20 * uncharged.DESCRIPTOR_BYTES
+
+
+async def test_a_table_of_descriptors_is_found_in_the_turn_of_its_thread(
+    tmp_path: Path, monkeypatch
+):
+    calls: list[int] = []
+
+    def same(one: int, other: int) -> bool:
+        calls.append(other)
+        return 30 not in (one, other)
+
+    monkeypatch.setattr(syscalls, "same_descriptors", same)
+    monkeypatch.setattr(
+        "paddock.runtime.local.sandbox.kernel_memory._descriptors",
+        lambda path: 100_000 if path.parent.name == "30" else 10,
+    )
+    write_threads(tmp_path, range(7, 48), filters=1)
+    cgroup, sandbox = Cgroup(), a_sandbox()
+    watch = a_watch(cgroup, tmp_path)
+
+    for tick in range(4):
+        cgroup.seconds += tick + 1
+        if not cgroup.kills:
+            calls.clear()
+            await watch.check_all([sandbox])
+            if not cgroup.kills:
+                assert len(calls) == 10  # a quarter of the 40 other threads
+
+    assert cgroup.kills == ["s1"]
+    assert "open descriptors" in sandbox.kill_reason
+
+
+async def test_busy_sandboxes_are_inspected_first(tmp_path: Path):
+    order: list[str] = []
+    seconds = {"s1": 1.0, "s2": 1.0, "s3": 1.0}
+
+    class Busy(Cgroup):
+        def cpu_seconds(self, name: str) -> float:
+            return seconds[name]
+
+        def processes(self, name: str) -> list[int]:
+            order.append(name)
+            return []
+
+    sandboxes = [a_sandbox() for _ in seconds]
+    for sandbox, name in zip(sandboxes, seconds, strict=True):
+        sandbox.uid = sandbox.cgroup = name
+    watch = a_watch(Busy(), tmp_path)
+    await watch.check_all(sandboxes)
+    order.clear()
+    seconds |= {"s1": 1.1, "s2": 9.0, "s3": 1.5}
+
+    await watch.check_all(sandboxes)
+
+    assert order == ["s2", "s3", "s1"]
+
+
+def write_meminfo(proc: Path, *, slab_mib: int, free_mib: int = 1000) -> None:
+    fields = {"MemTotal": 2000, "MemFree": free_mib, "SUnreclaim": slab_mib}
+    lines = [f"{name}: {value << 10} kB" for name, value in fields.items()]
+    (proc / "meminfo").write_text("\n".join(lines))
+
+
+@pytest.mark.looptime
+async def test_sandboxes_are_inspected_every_two_seconds_and_at_once_when_the_kernel_grows(
+    tmp_path: Path,
+):
+    write_meminfo(tmp_path, slab_mib=100)
+    cgroup, sandbox = Cgroup(), a_sandbox()
+
+    async def run_here(call: Any, *arguments: Any) -> Any:
+        return call(*arguments)
+
+    def up() -> list[Any]:
+        cgroup.seconds += 1  # it runs all the time
+        return [sandbox]
+
+    async with background(a_watch(cgroup, tmp_path, run_here).run(up), name="watch"):
+        await asyncio.sleep(1.95)
+        first = cgroup.inspections
+        await asyncio.sleep(4)
+        assert cgroup.inspections == first + 2
+        write_meminfo(tmp_path, slab_mib=120)
+        await asyncio.sleep(0.25)
+        assert cgroup.inspections == first + 3
+        await asyncio.sleep(0.5)
+        assert cgroup.inspections == first + 3
+
+
+@pytest.mark.parametrize(
+    ("slab", "free", "expected"),
+    [(7, 0, False), (8, 0, True), (0, 63, False), (0, 64, True), (-50, 0, False)],
+)
+def test_growth_is_measured_from_the_least_since_the_last_one(
+    tmp_path: Path, slab: int, free: int, expected: bool
+):
+    write_meminfo(tmp_path, slab_mib=200)
+    growth = KernelGrowth(tmp_path)
+    write_meminfo(tmp_path, slab_mib=100, free_mib=1100)
+    assert not growth.has_grown()
+    write_meminfo(tmp_path, slab_mib=100 + slab, free_mib=1100 - slab - free)
+
+    assert growth.has_grown() is expected
+    assert not growth.has_grown()
 
 
 @pytest.mark.parametrize(("charged", "errors"), [(0, 1000), (400, 600), (5000, 0)])
@@ -146,15 +252,30 @@ def test_unread_data_that_is_charged_is_no_error_of_a_socket(
     assert watch.inspect("s1", 7, watch.locks()).udp == 5 + errors
 
 
-def test_the_table_of_connections_is_read_only_if_there_are_many(tmp_path: Path):
+@pytest.mark.parametrize(
+    ("number", "descriptors", "expected"),
+    [
+        (4096, 0, 0),
+        (4097, 0, 4097 * uncharged.CONNECTION_BYTES),
+        (4097, 1000, 3097 * uncharged.CONNECTION_BYTES),
+        (4097, 3000, 1 * uncharged.CONNECTION_BYTES),  # as the table tells
+        (60_000, 3000, 57_000 * uncharged.CONNECTION_BYTES),
+    ],
+)
+def test_the_table_of_connections_is_read_only_if_their_number_is_not_clear(
+    tmp_path: Path, monkeypatch, number: int, descriptors: int, expected: int
+):
+    monkeypatch.setattr(
+        "paddock.runtime.local.sandbox.kernel_memory._descriptors", lambda _: descriptors
+    )
+    write_process(tmp_path, signals=0)
     net = tmp_path / "7" / "net"
     net.mkdir(parents=True)
     (net / "tcp").write_text("head\n1: 0:1 0:2 08 0:0 00:0 0 0 0 0 1 0\n")
+    (net / "sockstat").write_text(f"TCP: inuse {number} orphan 0 tw 0 alloc 9 mem 1\n")
     watch = a_watch(Cgroup(), tmp_path)
 
-    for number, expected in ((4096, 0), (4097, uncharged.CONNECTION_BYTES)):
-        (net / "sockstat").write_text(f"TCP: inuse {number} orphan 0 tw 0 alloc 9 mem 1\n")
-        assert watch.inspect("s1", 7, watch.locks()).tcp == expected
+    assert watch.inspect("s1", 7, watch.locks()).tcp == expected
 
 
 async def test_filters_of_one_thread_are_found_in_its_turn(tmp_path: Path, monkeypatch):

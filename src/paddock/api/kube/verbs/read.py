@@ -86,7 +86,7 @@ async def read_page(call: KubeCall) -> Page[Resource]:
     page = await call.store.list(
         call.target.info.cls,
         namespace=call.target.namespace,
-        labels=label_selector(call.request),
+        labels=label_selector(call),
         fields=field_selector(call),
         limit=number(call.request, "limit"),
         continue_token=query.get("continue", ""),
@@ -156,10 +156,14 @@ def included_object(request: Request) -> str:
     return text
 
 
-def label_selector(request: Request) -> LabelSelector | None:
-    """Parse the label selector."""
-    text = request.query_params.get("labelSelector", "")
-    return parse_labels(text) if text.strip() else None
+def label_selector(call: KubeCall) -> LabelSelector | None:
+    """Parse the label selector. Objects that the caller must not see are left out."""
+    text = call.request.query_params.get("labelSelector", "")
+    hidden = call.label_term
+    if not text.strip():
+        return None if hidden is None else LabelSelector((hidden,))
+    selector = parse_labels(text)
+    return selector if hidden is None else LabelSelector((*selector.requirements, hidden))
 
 
 def field_selector(call: KubeCall) -> FieldSelector | None:

@@ -1,6 +1,6 @@
 """Access reviews: `kubectl auth can-i` and `kubectl auth whoami`. Nothing is stored.
 
-The answer is the decision that a call would get (`key_access.decide`).
+The answer is the decision that a call would get (`KubeContext.decide`).
 """
 
 from collections.abc import Callable, Mapping
@@ -11,7 +11,6 @@ from starlette.responses import Response
 
 from paddock.api.audit import event as events
 from paddock.api.audit.notes import CALLER
-from paddock.api.kube import key_access
 from paddock.api.kube.context import KubeContext, json_response
 from paddock.api.kube.requests import read_document
 from paddock.api.kube.scheme import SUBRESOURCE_VERBS, VERBS, group_version, subresources
@@ -46,12 +45,12 @@ def _fields(document: Any, name: str) -> dict[str, Any] | None:
     return cast("dict[str, Any]", value) if isinstance(value, dict) else None
 
 
-def access_status(caller: Caller, spec: dict[str, Any]) -> dict[str, Any]:
+def access_status(context: KubeContext, caller: Caller, spec: dict[str, Any]) -> dict[str, Any]:
     """Return whether the caller may do one thing."""
     if caller.is_operator:
         return {"allowed": True, "reason": "operators may do everything"}
     if (asked := _fields(spec, "resourceAttributes")) is not None:
-        return _resource_status(caller, asked)
+        return _resource_status(context, caller, asked)
     asked = _fields(spec, "nonResourceAttributes")
     if asked is None:
         raise BadRequestError("the review has neither resourceAttributes nor nonResourceAttributes")
@@ -62,7 +61,7 @@ def access_status(caller: Caller, spec: dict[str, Any]) -> dict[str, Any]:
     return {"allowed": False, "reason": "API keys read discovery and health only"}
 
 
-def _resource_status(caller: Caller, asked: dict[str, Any]) -> dict[str, Any]:
+def _resource_status(context: KubeContext, caller: Caller, asked: dict[str, Any]) -> dict[str, Any]:
     resource, subresource = _text(asked, "resource"), _text(asked, "subresource")
     if _GROUPS.get(resource, "") != _text(asked, "group"):
         return {"allowed": False, "reason": f"there is no kind {resource[:80]!r} in this group"}
@@ -72,21 +71,21 @@ def _resource_status(caller: Caller, asked: dict[str, Any]) -> dict[str, Any]:
         namespace=_text(asked, "namespace") if _NAMESPACED.get(resource) else "",
         name=_text(asked, "name") or None,
     )
-    decision = key_access.decide(caller, access)
+    decision = context.decide(caller, access)
     return {"allowed": decision.is_allowed, "reason": decision.reason}
 
 
-def rules_status(caller: Caller, spec: dict[str, Any]) -> dict[str, Any]:
+def rules_status(context: KubeContext, caller: Caller, spec: dict[str, Any]) -> dict[str, Any]:
     """Return everything that the caller may do in a namespace."""
     if caller.is_operator:
         rules = [{"verbs": ["*"], "apiGroups": ["*"], "resources": ["*"]}]
         paths: dict[str, Any] = {"verbs": ["*"], "nonResourceURLs": ["*"]}
     else:
-        rules, paths = _key_rules(caller, _text(spec, "namespace")), _OPEN_RULE
+        rules, paths = _key_rules(context, caller, _text(spec, "namespace")), _OPEN_RULE
     return {"resourceRules": rules, "nonResourceRules": [paths], "incomplete": False}
 
 
-def _key_rules(caller: Caller, namespace: str) -> list[dict[str, Any]]:
+def _key_rules(context: KubeContext, caller: Caller, namespace: str) -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = []
     for info in ALL:
         plural, is_namespaced = info.cls.PLURAL, info.cls.NAMESPACED
@@ -99,7 +98,7 @@ def _key_rules(caller: Caller, namespace: str) -> list[dict[str, Any]]:
             allowed = [
                 verb
                 for verb in verbs
-                if key_access.decide(
+                if context.decide(
                     caller,
                     AccessRequest(
                         verb=verb,
@@ -119,7 +118,7 @@ def _key_rules(caller: Caller, namespace: str) -> list[dict[str, Any]]:
     return found
 
 
-def user_status(caller: Caller, _: dict[str, Any]) -> dict[str, Any]:
+def user_status(_context: KubeContext, caller: Caller, _spec: dict[str, Any]) -> dict[str, Any]:
     """Return who the caller is."""
     user = events.user_of(caller, events.OPERATOR)
     shown: dict[str, Any] = {"username": user.username}
@@ -130,7 +129,8 @@ def user_status(caller: Caller, _: dict[str, Any]) -> dict[str, Any]:
     return {"userInfo": {**shown, "groups": [*groups, "system:authenticated"]}}
 
 
-_REVIEWS: Mapping[str, tuple[str, str, Callable[[Caller, dict[str, Any]], dict[str, Any]]]] = {
+_Answer = Callable[[KubeContext, Caller, dict[str, Any]], dict[str, Any]]
+_REVIEWS: Mapping[str, tuple[str, str, _Answer]] = {
     f"/apis/{api_version}/{kind.lower()}s": (api_version, kind, status)
     for api_version, kind, status in (
         (_AUTHORIZATION, "SelfSubjectAccessReview", access_status),
@@ -152,6 +152,6 @@ async def serve(context: KubeContext, request: Request) -> Response:
         "apiVersion": api_version,
         "metadata": {},
         "spec": spec,
-        "status": status(request.scope[CALLER], spec),
+        "status": status(context, request.scope[CALLER], spec),
     }
     return json_response(answer, 201)

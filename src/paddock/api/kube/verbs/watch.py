@@ -53,7 +53,7 @@ class _Stream:
         self.form = negotiate_form(request)
         self._is_stored = wants_stored(request)
         self.include = included_object(request)
-        self.labels = label_selector(request)
+        self.labels = label_selector(call)
         self.fields = _field_selector(call)
         self.since = request.query_params.get("resourceVersion", "")
         self.with_bookmarks = flag(request, "allowWatchBookmarks")

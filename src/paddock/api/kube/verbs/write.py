@@ -52,8 +52,7 @@ async def create(call: KubeCall) -> Response:
     dry_run = is_dry_run(call.request)
     body = await read_document(call.request, call.context.settings)
     decoded = decode(call, body)
-    call.check(None, decoded.object)
-    stored = await call.store.create(decoded.object, dry_run=dry_run)
+    stored = await _create(call, decoded.object, dry_run)
     notes_of(call.request.scope).name = stored.metadata.name
     return json_response(
         render_form(call, stored, form), 201, headers=warnings_header(decoded.unknown)
@@ -117,8 +116,7 @@ async def apply(call: KubeCall) -> Response:
     async def make() -> Resource:
         merged = server_side.apply({}, wanted, manager=manager, owners={}, force=force)
         obj = decode(call, {**merged.document, **_identity(wanted)}).object
-        call.check(None, obj)
-        return await call.store.create(server_side.with_owners(obj, merged.owners), dry_run=dry_run)
+        return await _create(call, obj, dry_run, owners=merged.owners)
 
     async def attempt(live: Resource) -> Resource:
         owners = server_side.read_owners(live.metadata.annotations)
@@ -126,9 +124,9 @@ async def apply(call: KubeCall) -> Response:
         merged = server_side.apply(
             render(live), wanted, manager=manager, owners=owners, force=force
         )
-        obj = server_side.with_owners(decode(call, merged.document).object, merged.owners)
-        version = live.metadata.resource_version
-        return await _write(call, live, with_meta(obj, resource_version=version), dry_run)
+        obj = server_side.keep_owners(decode(call, merged.document).object, live)
+        versioned = with_meta(obj, resource_version=live.metadata.resource_version)
+        return await _write(call, live, versioned, dry_run, owners=merged.owners)
 
     async def make_or_merge() -> tuple[Resource, int]:
         try:
@@ -136,6 +134,7 @@ async def apply(call: KubeCall) -> Response:
         except NotFoundError:
             if call.target.subresource:
                 raise
+        call.authorize("create")
         try:
             return await make(), 201
         except AlreadyExistsError:
@@ -221,7 +220,9 @@ async def update_scale(call: KubeCall) -> Response:
         replicas = _replicas(document)
         plain = patches.merge_patch(render(live), {"spec": {"replicas": replicas}})
         obj = server_side.keep_owners(decode(call, plain).object, live)
-        return await call.store.update(obj, dry_run=dry_run)
+        obj = await call.admitted(live, obj)
+        async with call.writing(live, obj, dry_run=dry_run):
+            return await call.store.update(obj, dry_run=dry_run)
 
     return json_response(scale(await _retry_on_conflict(call, attempt), info))
 
@@ -264,11 +265,33 @@ async def _retry_on_conflict(
             version = live.metadata.resource_version
 
 
-async def _write(call: KubeCall, live: Resource, obj: Resource, dry_run: bool) -> Resource:
+async def _create(
+    call: KubeCall, obj: Resource, dry_run: bool, *, owners: server_side.Owners | None = None
+) -> Resource:
+    obj = await call.admitted(None, obj)
+    call.check(None, obj)
+    if owners is not None:
+        obj = server_side.with_owners(obj, owners)
+    async with call.writing(None, obj, dry_run=dry_run):
+        return await call.store.create(obj, dry_run=dry_run)
+
+
+async def _write(
+    call: KubeCall,
+    live: Resource,
+    obj: Resource,
+    dry_run: bool,
+    *,
+    owners: server_side.Owners | None = None,
+) -> Resource:
+    obj = await call.admitted(live, obj)
     call.check(live, obj)
+    if owners is not None:
+        obj = server_side.with_owners(obj, owners)
     if call.target.subresource == "status":
         return await call.store.update_status(obj, dry_run=dry_run)
-    return await call.store.update(obj, dry_run=dry_run)
+    async with call.writing(live, obj, dry_run=dry_run):
+        return await call.store.update(obj, dry_run=dry_run)
 
 
 def _identity(wanted: dict[str, Any]) -> dict[str, Any]:

@@ -13,23 +13,20 @@ import msgspec
 from paddock.kit.errors import InvalidError, UnsupportedError
 from paddock.resources.kinds.pods import NetworkPolicyManifest
 from paddock.resources.meta import ObjectMeta
+from paddock.resources.network import destinations
 from paddock.runtime.kubernetes import names
 from paddock.runtime.port import EgressPolicy
 
-_PRIVATE = (
-    "10.0.0.0/8",
-    "100.64.0.0/10",
-    "127.0.0.0/8",
-    "168.63.129.16/32",  # public address by which virtual machines of a cloud reach their host
-    "169.254.0.0/16",
-    "172.16.0.0/12",
-    "192.168.0.0/16",
+_PRIVATE = tuple(
+    network
+    for network in (*destinations.PRIVATE, *destinations.LINK_LOCAL)
+    if network.version == 4 or not network.is_loopback  # within ::/96
 )
-_PRIVATE_6 = ("::/96", "64:ff9b:1::/48", "fc00::/7", "fe80::/10")
-"""Private ranges, and those whose addresses contain an IPv4 address."""
-_REVISION = 2
+_EMBEDDING = (ipaddress.IPv6Network("::/96"), ipaddress.IPv6Network("64:ff9b:1::/48"))
+"""Networks whose addresses contain an IPv4 address, besides those of `_detours`."""
+_REVISION = 3
 """Part of the names: existing policies are not updated when they are rendered differently."""
-Network = ipaddress.IPv4Network | ipaddress.IPv6Network
+Network = destinations.Network
 _EVERYTHING: tuple[Network, ...] = (
     ipaddress.IPv4Network("0.0.0.0/0"),
     ipaddress.IPv6Network("::/0"),
@@ -67,8 +64,10 @@ def _namespace(name: str) -> dict[str, Any]:
 
 def _egress(policy: EgressPolicy) -> list[dict[str, Any]]:
     rules: list[dict[str, Any]] = [_dns(policy)]
-    private: list[Network] = [ipaddress.ip_network(text) for text in (*_PRIVATE, *_PRIVATE_6)]
-    private += [way for text in _PRIVATE for way in _detours(ipaddress.IPv4Network(text))]
+    private: list[Network] = [*_PRIVATE, *_EMBEDDING]
+    private += [
+        way for one in _PRIVATE if isinstance(one, ipaddress.IPv4Network) for way in _detours(one)
+    ]
     closed = [] if policy.allow_private else private
     allowed = [_block(text) for text in policy.allow_out]
     if allowed:

@@ -109,6 +109,18 @@ def render(
     )
 
 
+def _image(blueprint: Blueprint) -> str:
+    """Return the reference to the image, with the digest to which the template pins it."""
+    if not blueprint.image_digest or "@" in blueprint.image:
+        return blueprint.image
+    return f"{blueprint.image}@{blueprint.image_digest}"
+
+
+def _pull_secrets(blueprint: Blueprint) -> dict[str, Any]:
+    secrets = [{"name": name} for name in blueprint.image_pull_secrets]
+    return {"imagePullSecrets": secrets} if secrets else {}
+
+
 def _spec(blueprint: Blueprint, settings: PodSettings, control_hash: str) -> dict[str, Any]:
     limits = requests_and_limits(blueprint.limits)
     volumes, mounts = _volumes(blueprint, settings)
@@ -123,8 +135,8 @@ def _spec(blueprint: Blueprint, settings: PodSettings, control_hash: str) -> dic
         mounts.append({"name": next(iter(claims)), "mountPath": home})
     main: dict[str, Any] = {
         "name": names.MAIN,
-        "image": blueprint.image,
-        "imagePullPolicy": settings.image_pull_policy,
+        "image": _image(blueprint),
+        "imagePullPolicy": blueprint.image_pull_policy.value,
         "command": [names.HOLD],
         "env": [{"name": names.MARK, "value": blueprint.uid}, *_variables(blueprint.env)],
         "volumeMounts": [
@@ -147,6 +159,7 @@ def _spec(blueprint: Blueprint, settings: PodSettings, control_hash: str) -> dic
         "enableServiceLinks": False,
         "shareProcessNamespace": True,
         "terminationGracePeriodSeconds": settings.grace_seconds,
+        **_pull_secrets(blueprint),
         "securityContext": {
             "fsGroup": settings.user_id,
             "fsGroupChangePolicy": "OnRootMismatch",

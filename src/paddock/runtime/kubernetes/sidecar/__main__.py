@@ -138,12 +138,16 @@ class Sidecar:
     def _spawn(self, command: str, *, output: int | None = None) -> subprocess.Popen[bytes]:
         user = self._envd.context.user(self._config.user)
         is_root = os.geteuid() == 0
+        argv, env = self._envd.context.invocation(
+            (BASH, "-l", "-c", command),
+            {**self._envd.context.variables(user), **self._config.env},
+        )
         return subprocess.Popen(
-            [self._envd.context.program(BASH), "-l", "-c", command],
+            argv,
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=output,
-            env={**self._envd.context.variables(user), **self._config.env},
+            env=env,
             cwd=self._envd.context.directory("", user),
             start_new_session=True,
             user=user.uid if is_root else None,

@@ -10,7 +10,6 @@ import itertools
 import logging
 import os
 import re
-import stat
 
 from paddock.envd.process.init_protocol import ChannelClosedError
 from paddock.kit.errors import PaddockError, UnavailableError
@@ -47,10 +46,7 @@ async def _run_one(sandbox: NodeSandbox, path: str, seconds: float) -> str:
     """Run a hook; return what went wrong, or nothing."""
     env = {**sandbox.command_env(), "PADDOCK_GENERATION": sandbox.generation}
     began = asyncio.get_running_loop().time()
-    try:
-        commands = await sandbox.commands()
-    except (OSError, ChannelClosedError) as problem:
-        raise _ended(sandbox) from problem
+    commands = await sandbox.commands()
     try:
         async with asyncio.timeout(seconds + 1):  # a sandbox that does not even start it
             status = await commands.run_program(path, env=env, timeout=seconds)
@@ -92,18 +88,6 @@ def find(pid: int) -> list[str]:
         finally:
             os.close(directory)
         paths = [f"{DIRECTORY}/{name}" for name in sorted(names) if _NAME.fullmatch(name)]
-        return [path for path in paths if _is_program(root, path)]
+        return [path for path in paths if syscalls.is_program_in_root(root, path)]
     finally:
         os.close(root)
-
-
-def _is_program(root: int, path: str) -> bool:
-    try:
-        fd = syscalls.open_in_root(root, path, os.O_PATH)
-    except OSError:
-        return False
-    try:
-        mode = os.fstat(fd).st_mode
-    finally:
-        os.close(fd)
-    return stat.S_ISREG(mode) and bool(mode & 0o111)

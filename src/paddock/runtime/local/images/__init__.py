@@ -6,8 +6,8 @@
 
 An image is a manifest and ordered read-only directories (`model`). Images come from OCI layouts,
 `docker save` and `podman save` archives (`archive`), plain directories and tars (`store`), or from
-Debian packages (`base`, in `/var/cache/paddock/images/base-<hash>/rootfs`; `base_directory()`
-returns the path). `host` is the masked root of the host.
+Debian packages (`base` and `minimal`, in `/var/cache/paddock/images/<name>-<hash>`; `debian` builds
+them). `host` is the masked root of the host.
 
 File owners in layers are those of the image (root is 0): sandboxes use idmapped mounts.
 """

@@ -24,7 +24,7 @@ from msgspec import Struct, field
 
 from paddock.kit.errors import InvalidError, NotFoundError, UnsupportedError
 from paddock.runtime.local.images.limits import ImportBudget
-from paddock.runtime.local.images.model import ImageConfig
+from paddock.runtime.local.images.model import ImageConfig, canonical_name
 
 _T = TypeVar("_T")
 _MAX_JSON = 8 << 20
@@ -365,3 +365,12 @@ def _unzstd(raw: IO[bytes]) -> Generator[IO[bytes], None, None]:
         # A process whose output is not read to its end would wait for ever.
         stack.callback(process.kill)
         yield cast("IO[bytes]", process.stdout)
+
+
+def embedded_name(bundle: Bundle) -> str:
+    """Return the name that an image has in its archive."""
+    for name in bundle.names:
+        # `registry/path/name:tag`: use the last part.
+        with contextlib.suppress(InvalidError):
+            return canonical_name(name.rpartition("/")[2])
+    raise InvalidError("the archive has no name for its image", hint="pass a name")

@@ -1,130 +1,63 @@
-"""The `base` image, built from Debian packages on this machine.
+"""The built-in images `base` and `minimal`, built on this machine once.
 
-A recipe (release, packages, finishing script) has a fingerprint; its build is stored in
-`<cache>/base-<fingerprint>`, with the tree in `rootfs/`. A finished build is renamed into place, so
-a directory of that name is always complete, and a second build of the same recipe does nothing.
-Builds of older recipes are kept: their sandboxes continue.
+A recipe has a fingerprint; its build is stored in `<cache>/<name>-<fingerprint>`, with its files in
+`rootfs/`: the whole tree of `minimal`, and what `base` adds to it. A finished build is renamed into
+place, so a directory of that name is always complete, and a second build of the same recipe does
+nothing. Builds of older recipes are kept: their sandboxes continue.
 """
 
-import hashlib
 import os
-import platform
+import re
 import shutil
 import stat
-import subprocess
 import tempfile
-from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
-from msgspec import Struct
 
 from paddock.kit.clock import Clock, SystemClock
-from paddock.kit.errors import UnavailableError, UnsupportedError
-from paddock.runtime.local.images.mirror import debian_mirror, debian_suite
-from paddock.runtime.local.images.model import ImageConfig, Manifest
+from paddock.kit.errors import UnsupportedError
+from paddock.runtime.local.images.debian.build import ROOTFS, build_tree, downloaded_node
+from paddock.runtime.local.images.debian.commands import Progress
+from paddock.runtime.local.images.debian.recipe import BUILT_IN, Recipe, built_in
+from paddock.runtime.local.images.model import Manifest, decode_manifest
 
 BASE_NAME = "base:latest"
+BUILT_IN_NAMES = {f"{name}:latest": name for name in BUILT_IN}
+"""The names of recipes, by name of the image."""
+HOST_NAME = "host:latest"
 DEFAULT_CACHE = Path("/var/cache/paddock/images")
-ROOTFS = "rootfs"
 MANIFEST = "manifest.json"
 
-_PACKAGES = (
-    "bash",
-    "ca-certificates",
-    "coreutils",
-    "curl",
-    "git",
-    "iproute2",
-    "less",
-    "libpam-modules",
-    "ncurses-base",
-    "ncurses-bin",
-    "procps",
-    "python3",
-    "python3-pip",
-    "python3-venv",
-    "sudo",
-    "xz-utils",
-)
-_CONFIG = ImageConfig(
-    env={
-        "PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
-        "LANG": "C.UTF-8",
-    },
-    user="user",
-    workdir="/home/user",
-    cmd=("/bin/bash", "-l"),
-)
-_FINISH = """
-set -e
-useradd --create-home --uid 1000 --shell /bin/bash user
-# ~/.profile adds this directory to PATH if it exists at login: the scripts of packages that a user
-# installs with pip are found by the same command line.
-install -d -o user -g user /home/user/.local /home/user/.local/bin
-echo 'user ALL=(ALL:ALL) NOPASSWD:ALL' > /etc/sudoers.d/user
-chmod 0440 /etc/sudoers.d/user
-ln -sf python3 /usr/bin/python
-echo 'LANG=C.UTF-8' > /etc/default/locale
-# Commands are run by login shells: bash knows who it is without starting a program.
-sed -i 's/"\\$(id -u)"/"\\${EUID:-\\$(id -u)}"/' /etc/profile
-# A sandbox is thrown away: pip may install beside Debian's packages, also after an upgrade of
-# python3. Root installs into /usr/local, other users into ~/.local.
-for marker in /usr/lib/python3*/EXTERNALLY-MANAGED; do
-  dpkg-divert --local --quiet --rename --divert "$marker.debian" --add "$marker"
-done
-printf '[global]\nroot-user-action = ignore\ndisable-pip-version-check = true\n' > /etc/pip.conf
-# dpkg syncs every file that it unpacks, which halves the speed of apt.
-echo force-unsafe-io > /etc/dpkg/dpkg.cfg.d/paddock
-echo 'Acquire::Languages "none";' > /etc/apt/apt.conf.d/99paddock
-echo sandbox > /etc/hostname
-printf '127.0.0.1 localhost sandbox\\n::1 localhost\\n' > /etc/hosts
-: > /etc/resolv.conf
-: > /etc/machine-id
-apt-get clean
-rm -rf /var/lib/apt/lists/* /var/log/*.log /var/log/apt/* /var/cache/apt/*.bin
-rm -rf /usr/share/doc/* /usr/share/man/* /usr/share/info/* /tmp/* /var/tmp/*
-find /dev -mindepth 1 -delete
-"""
 
-Progress = Callable[[str], None]
+def build_directory(recipe: Recipe, cache: Path = DEFAULT_CACHE) -> Path:
+    """Return the directory of a recipe's build, built or not."""
+    return cache / f"{recipe.name}-{recipe.fingerprint}"
 
 
-class Recipe(Struct, frozen=True, kw_only=True):
-    """All inputs of a build."""
-
-    suite: str
-    machine: str
-    packages: tuple[str, ...] = _PACKAGES
-    finish: str = _FINISH
-    config: ImageConfig = _CONFIG
-
-    @property
-    def fingerprint(self) -> str:
-        """Hash of the recipe, used in the directory name."""
-        return hashlib.sha256(msgspec.json.encode(self)).hexdigest()[:12]
+def base_directory(cache: Path = DEFAULT_CACHE, *, name: str = "base") -> Path:
+    """Return the directory of a built-in image of this machine, built or not."""
+    return build_directory(built_in(name), cache)
 
 
-def base_recipe() -> Recipe:
-    """Return the recipe for this machine."""
-    return Recipe(suite=debian_suite(), machine=platform.machine())
+def minimal_rootfs(cache: Path = DEFAULT_CACHE) -> Path:
+    """Return the root file system of `minimal`, built or not."""
+    return base_directory(cache, name="minimal") / ROOTFS
 
 
-def base_directory(cache: Path = DEFAULT_CACHE) -> Path:
-    """Return the directory of this machine's base image, built or not."""
-    return cache / f"base-{base_recipe().fingerprint}"
+def is_built(cache: Path = DEFAULT_CACHE, *, name: str = "base") -> bool:
+    """Whether a built-in image is built."""
+    return _is_complete(base_directory(cache, name=name))
 
 
-def is_built(cache: Path = DEFAULT_CACHE) -> bool:
-    """Whether the base image is built."""
-    return (base_directory(cache) / MANIFEST).is_file()
-
-
-def usable_directory(cache: Path = DEFAULT_CACHE) -> Path | None:
-    """Return the base image to use: this recipe's, or else the newest of an older recipe."""
-    if is_built(cache):
-        return base_directory(cache)
-    older = [path.parent for path in cache.glob(f"base-*/{MANIFEST}")]
+def usable_directory(cache: Path = DEFAULT_CACHE, *, name: str = "base") -> Path | None:
+    """Return the build to use: this recipe's, or else the newest of an older recipe."""
+    if is_built(cache, name=name):
+        return base_directory(cache, name=name)
+    is_build = re.compile(rf"{re.escape(name)}-[0-9a-f]+").fullmatch
+    older = [
+        path.parent for path in cache.glob(f"{name}-*/{MANIFEST}") if is_build(path.parent.name)
+    ]
     return max(older, key=lambda path: path.stat().st_mtime, default=None)
 
 
@@ -135,7 +68,8 @@ def keep_private(cache: Path = DEFAULT_CACHE) -> None:
     """
     if os.geteuid() != 0:
         return
-    for build in cache.glob("base-*"):
+    for tree in cache.glob(f"*/{ROOTFS}"):
+        build = tree.parent
         mode = stat.S_IMODE(build.stat().st_mode)
         if mode & 0o007:
             build.chmod(mode & 0o770 if mode & 0o050 == 0o050 and build.stat().st_gid else 0o700)
@@ -144,108 +78,87 @@ def keep_private(cache: Path = DEFAULT_CACHE) -> None:
 def build_base(
     cache: Path = DEFAULT_CACHE,
     *,
+    recipe: Recipe | None = None,
     progress: Progress | None = None,
     clock: Clock | None = None,
 ) -> Path:
-    """Build the base image if it is missing; return its directory. Takes a minute or two."""
+    """Build an image, by default `base`, unless it is built; return its directory.
+
+    It takes a minute or two. The images below it are built first.
+    """
+    recipe = recipe or built_in()
     report = progress or _ignore
-    target = base_directory(cache)
-    if is_built(cache):
-        report(f"base image exists: {target}")
+    target = build_directory(recipe, cache)
+    if _is_complete(target):
+        report(f"{recipe.name} image exists: {target}")
         return target
     if os.geteuid() != 0:
         raise UnsupportedError(
-            "building the base image needs root (debootstrap creates files of several owners)",
+            f"building the {recipe.name} image needs root (it has files of several owners)",
             hint="run the same command with sudo, once",
         )
-    recipe = base_recipe()
-    _ensure_debootstrap(report)
     cache.mkdir(parents=True, exist_ok=True)
     work = Path(tempfile.mkdtemp(prefix=".building-", dir=cache))
     try:
         work.chmod(0o700)
-        _bootstrap(work / ROOTFS, recipe, report)
+        with downloaded_node(recipe, work, report) as node:
+            below = _layers_below(recipe, cache, report, clock)
+            is_layer = build_tree(recipe, [Path(layer) for layer in below], node, work, report)
+        finished = work / "finished"
+        finished.mkdir(mode=0o700)
+        (work / ROOTFS).rename(finished / ROOTFS)
         manifest = Manifest(
-            name=BASE_NAME,
-            layers=(str(target / ROOTFS),),
+            name=f"{recipe.name}:latest",
+            layers=(*(below if is_layer else ()), str(target / ROOTFS)),
             config=recipe.config,
             created_at=(clock or SystemClock()).now().isoformat(),
         )
-        (work / MANIFEST).write_bytes(msgspec.json.format(msgspec.json.encode(manifest)))
-        _move_into_place(work, target)
+        (finished / MANIFEST).write_bytes(msgspec.json.format(msgspec.json.encode(manifest)))
+        _move_into_place(finished, target)
     finally:
         shutil.rmtree(work, ignore_errors=True)
-    report(f"base image is ready: {target}")
+    report(f"{recipe.name} image is ready: {target}")
     return target
 
 
-def _bootstrap(rootfs: Path, recipe: Recipe, report: Progress) -> None:
-    report(f"installing {recipe.suite} with {len(recipe.packages)} packages")
-    _run(
-        [
-            "debootstrap",
-            "--variant=minbase",
-            f"--include={','.join(recipe.packages)}",
-            recipe.suite,
-            str(rootfs),
-            debian_mirror(),
-        ],
-        report,
-    )
-    report("adding the user, trimming caches")
-    _run(["chroot", str(rootfs), "/bin/sh", "-c", recipe.finish], report)
+def read_manifest(build: Path) -> Manifest:
+    """Return the manifest of a build."""
+    path = build / MANIFEST
+    return decode_manifest(path.read_bytes(), origin=str(path))
+
+
+def _layers_below(
+    recipe: Recipe, cache: Path, report: Progress, clock: Clock | None
+) -> tuple[str, ...]:
+    if recipe.parent is None:
+        return ()
+    build = build_base(cache, recipe=recipe.parent, progress=report, clock=clock)
+    return read_manifest(build).layers
+
+
+def _is_complete(build: Path) -> bool:
+    return (build / MANIFEST).is_file()
 
 
 def _move_into_place(work: Path, target: Path) -> None:
     """Rename a build into place. An existing complete build wins; an incomplete one is replaced."""
-    if target.exists() and not (target / MANIFEST).is_file():
+    if target.exists() and not _is_complete(target):
         shutil.rmtree(target)
     try:
         work.rename(target)
     except OSError:
-        if not (target / MANIFEST).is_file():
+        if not _is_complete(target):
             raise
-
-
-def _ensure_debootstrap(report: Progress) -> None:
-    if shutil.which("debootstrap"):
-        return
-    if not shutil.which("apt-get"):
-        raise UnsupportedError(
-            "debootstrap is not installed",
-            hint="install debootstrap with this distribution's package manager",
-        )
-    report("installing debootstrap")
-    _run(["apt-get", "install", "-y", "--no-install-recommends", "debootstrap"], report)
-
-
-def _run(command: list[str], report: Progress) -> None:
-    """Run a command and report each line; a failure is raised with the last lines."""
-    environment = {
-        "PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
-        "DEBIAN_FRONTEND": "noninteractive",
-        "LC_ALL": "C",
-        **{key: value for key, value in os.environ.items() if key.lower().endswith("_proxy")},
-    }
-    last: list[str] = []
-    with subprocess.Popen(
-        command,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        env=environment,
-        umask=0o022,
-    ) as process:
-        if process.stdout is not None:
-            for line in process.stdout:
-                last = [*last[-9:], line.rstrip()]
-                report(line.rstrip())
-    if process.returncode != 0:
-        raise UnavailableError(
-            f"{command[0]} failed with status {process.returncode}: {' | '.join(last)}",
-            hint="check that the package mirror is reachable, then build again",
-        )
 
 
 def _ignore(_: str) -> None:
     """Discard progress."""
+
+
+def missing_hint(name: str) -> str:
+    """Return how to get an image that is missing."""
+    if name == BASE_NAME:
+        return "build it: paddock image build-base"
+    if name in BUILT_IN_NAMES:
+        return f"build it: paddock image build-base {BUILT_IN_NAMES[name]}"
+    return "list images: paddock image ls; get one: paddock image pull, paddock image import"

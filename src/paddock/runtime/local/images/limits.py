@@ -1,7 +1,6 @@
 """Limits of an import: a small archive must not fill the disk or the memory of the machine."""
 
 import os
-import tarfile
 from pathlib import Path
 
 from msgspec import Struct
@@ -11,18 +10,8 @@ from paddock.runtime.local.storage.reserve import DiskReserve
 
 _RATIO_FROM_BYTES = 256 << 20
 """Images that are smaller than this when unpacked may be compressed by any ratio."""
-_MAX_HEADER_BYTES = 1 << 20
 _RESERVE_STEP_BYTES = 64 << 20
 """How often the space of the disk is checked, in unpacked bytes."""
-_TEXT_HEADERS = frozenset(
-    {
-        tarfile.XHDTYPE,
-        tarfile.XGLTYPE,
-        tarfile.SOLARIS_XHDTYPE,
-        tarfile.GNUTYPE_LONGNAME,
-        tarfile.GNUTYPE_LONGLINK,
-    }
-)
 
 
 class ImageLimits(Struct, frozen=True, kw_only=True):
@@ -104,15 +93,6 @@ class ImportBudget:
             f"cannot import {self._name}: it has {found}",
             hint=f"if you trust the image, raise the setting image_max_{what}",
         )
-
-
-class BoundedTarInfo(tarfile.TarInfo):
-    """A member whose header is of bounded size: `tarfile` reads headers into memory."""
-
-    def _proc_member(self, archive: tarfile.TarFile) -> tarfile.TarInfo:
-        if self.type in _TEXT_HEADERS and self.size > _MAX_HEADER_BYTES:
-            raise tarfile.ReadError(f"a header has {self.size:,} bytes")
-        return super()._proc_member(archive)  # type: ignore[misc, no-any-return]
 
 
 def packed_size(source: Path) -> int:

@@ -117,7 +117,7 @@ def _child(directory: TreeEntry, name: str) -> TreeEntry | None:
         if found and not stat.S_ISDIR(info.st_mode):
             break
         found.append((path, info))
-        if not stat.S_ISDIR(info.st_mode) or _is_opaque(path):
+        if not stat.S_ISDIR(info.st_mode) or is_opaque(path):
             break
     if not found:
         return None
@@ -125,5 +125,6 @@ def _child(directory: TreeEntry, name: str) -> TreeEntry | None:
     return TreeEntry(whole, tuple(path for path, _ in found), found[0][1])
 
 
-def _is_opaque(path: Path) -> bool:
+def is_opaque(path: Path) -> bool:
+    """Whether a directory of a layer hides what lower layers have below it."""
     return any(name in _OPAQUE for name in os.listxattr(path))

@@ -5,6 +5,7 @@
 
 import re
 from collections.abc import Mapping
+from datetime import datetime
 from pathlib import Path
 
 import msgspec
@@ -56,6 +57,17 @@ class Manifest(Struct, frozen=True, kw_only=True):
     """The id of the layer with missing users (see `accounts`), above all others; empty: none."""
     digest: str = ""
     """The digest of its manifest in the registry that it was pulled from."""
+    teams: tuple[str, ...] | None = None
+    """The teams that have shown the registry credentials that it accepts. `None`: everyone may use
+    it (see `access`)."""
+
+
+class PulledFrom(Struct, frozen=True):
+    """Where a pulled image comes from."""
+
+    digest: str
+    teams: tuple[str, ...] | None
+    """The teams that may use it; `None`: all."""
 
 
 # Made at import, not by the first use: see docs/decisions/0080.
@@ -72,6 +84,8 @@ class Image(Struct, frozen=True, kw_only=True):
     facts: ImageFacts
     accounts: Path | None = None
     """The layer with users that the image lacks."""
+    digest: str = ""
+    """The digest of its manifest in the registry that it was pulled from."""
 
     @property
     def lowerdirs(self) -> tuple[Path, ...]:
@@ -87,6 +101,10 @@ class ImageInfo(Struct, frozen=True, kw_only=True):
     layers: int
     size_bytes: int
     created_at: str
+    digest: str = ""
+    """By which its registry has it; empty: it was not pulled."""
+    last_used: datetime | None = None
+    """None for images that are built in."""
 
 
 def canonical_name(reference: str) -> str:

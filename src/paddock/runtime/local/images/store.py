@@ -9,17 +9,14 @@ A complete layer is renamed to its id. Equal layers are stored once.
 """
 
 import contextlib
-import errno
 import fcntl
 import os
 import shutil
-import subprocess
 import tarfile
 import uuid
-from collections.abc import Collection, Generator, Iterable, Iterator
+from collections.abc import Collection, Generator, Iterable, Sequence
 from pathlib import Path
 from typing import IO, cast
-from urllib.parse import quote, unquote
 
 import msgspec
 from msgspec import structs
@@ -27,6 +24,7 @@ from msgspec import structs
 from paddock.kit.clock import Clock, SystemClock
 from paddock.kit.errors import InvalidError, NotFoundError
 from paddock.runtime.local.images import base
+from paddock.runtime.local.images.access import granted, layers_of_team
 from paddock.runtime.local.images.accounts import plan_accounts, write_layer
 from paddock.runtime.local.images.archive import (
     Blobs,
@@ -36,11 +34,12 @@ from paddock.runtime.local.images.archive import (
     LayerStoredError,
     NotAnImageError,
     TarBlobs,
+    embedded_name,
     open_layer,
     read_bundle,
 )
+from paddock.runtime.local.images.debian.recipe import BUILT_IN, Recipe, built_in
 from paddock.runtime.local.images.limits import (
-    BoundedTarInfo,
     ImageLimits,
     ImportBudget,
     count_directory,
@@ -52,15 +51,28 @@ from paddock.runtime.local.images.model import (
     ImageConfig,
     ImageInfo,
     Manifest,
+    PulledFrom,
     canonical_name,
     decode_manifest,
 )
+from paddock.runtime.local.images.refs import ImageRefs
 from paddock.runtime.local.images.registry.manifests import this_platform
+from paddock.runtime.local.images.rootfs import (
+    SingleBlob,
+    copy_tree,
+    disk_use,
+    is_rootfs_tar,
+)
 from paddock.runtime.local.images.unpack import unpack_layer
-from paddock.runtime.local.storage.backend import storage_error
 from paddock.runtime.local.storage.reserve import DiskReserve
+from paddock.wire.bounded_tar import BoundedTarInfo
 
 _TEMPORARY = ".new-"
+_CHECKSUM_PREFIX = "sha256-"
+"""Start of the ids of layers that are named after their checksum."""
+
+_ALIASES = {"e2bdev/base:latest": base.BASE_NAME}
+"""Names of other platforms for an image, unless an image of that name is stored."""
 
 
 class ImageStore:
@@ -77,48 +89,49 @@ class ImageStore:
     ) -> None:
         self._reserve = reserve
         self._limits = limits or ImageLimits()
-        self._refs = root / "refs"
+        self._refs = ImageRefs(root / "refs")
         self._layers = root / "layers"
         self._lock = root / "lock"
         self._base_cache = base_cache
         self._clock = clock or SystemClock()
-        self._base_image: Image | None = None
-        for directory in (self._refs, self._layers):
-            directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+        self._built_in_images: dict[str, Image] = {}
+        self._layers.mkdir(parents=True, exist_ok=True, mode=0o700)
 
     def resolve(self, reference: str) -> Image:
         """Return an image that can be mounted. Raises `NotFoundError`."""
-        name = canonical_name(reference)
-        try:
-            data = self._ref(name).read_bytes()
-        except FileNotFoundError:
-            if name == base.BASE_NAME and (image := self._base()) is not None:
+        name = self.known_name(reference)
+        if (manifest := self.manifest(name)) is None:
+            if (image := self._built_in(name)) is not None:
                 return image
-            raise NotFoundError(f"there is no image {name}", hint=_missing_hint(name)) from None
-        manifest = decode_manifest(data, origin=name)
+            raise NotFoundError(f"there is no image {name}", hint=base.missing_hint(name))
+        return self.image(manifest)
+
+    def image(self, manifest: Manifest) -> Image:
+        """Return the image of a manifest. Raises `NotFoundError` if it has lost a layer."""
         if manifest.facts is None:  # imported by an older version
-            with self._import_lock():
+            with self.keeping_layers():
                 return self._write(self._completed(manifest))
         return self._image(manifest)
 
     def has(self, reference: str) -> bool:
         """Whether an image of that name exists."""
-        name = canonical_name(reference)
-        return self._ref(name).exists() or (name == base.BASE_NAME and self._base() is not None)
+        name = self.known_name(reference)
+        return name in self._refs or self._built_in(name) is not None
 
     def images(self) -> tuple[ImageInfo, ...]:
         """List all images by name."""
-        manifests = {manifest.name: manifest for manifest in self._manifests()}
-        built = base.usable_directory(self._base_cache)
-        if base.BASE_NAME not in manifests and built is not None:
-            path = built / base.MANIFEST
-            manifests[base.BASE_NAME] = decode_manifest(path.read_bytes(), origin=str(path))
+        manifests = {manifest.name: manifest for manifest in self._refs.all()}
+        for name in base.BUILT_IN_NAMES:
+            if name not in manifests and (built := self.built_in_manifest(name)) is not None:
+                manifests[name] = built
         return tuple(
             ImageInfo(
                 name=name,
                 layers=len(manifest.layers),
-                size_bytes=sum(_disk_use(self._layer_path(layer)) for layer in manifest.layers),
+                size_bytes=sum(disk_use(self._layer_path(layer)) for layer in manifest.layers),
                 created_at=manifest.created_at,
+                digest=manifest.digest,
+                last_used=self._refs.used_at(name),
             )
             for name, manifest in sorted(manifests.items())
         )
@@ -130,7 +143,7 @@ class ImageStore:
         try:
             return self.add_archive(source, reference)
         except NotAnImageError:
-            if source.is_dir() or not _is_rootfs_tar(source, self._budget(source)):
+            if source.is_dir() or not is_rootfs_tar(source, self._budget(source)):
                 raise
             return self.add_rootfs_tar(source, reference or source.name.split(".")[0])
 
@@ -152,8 +165,8 @@ class ImageStore:
         budget = self._budget(source)
         count_directory(source, budget)
         budget.check_reserve(budget.content_bytes)
-        with self._import_lock(), self._new_layer() as fresh:
-            _copy(source, fresh)
+        with self.keeping_layers(), self._new_layer() as fresh:
+            copy_tree(source, fresh)
             layer = self._store_layer(fresh, f"dir-{uuid.uuid4().hex}")
             return self._save(name, (layer,), config or ImageConfig())
 
@@ -162,8 +175,8 @@ class ImageStore:
     ) -> Image:
         """Create an image of a tar of a root file system (`docker export`, debootstrap, …)."""
         name = canonical_name(reference)
-        with self._import_lock(), source.open("rb") as raw:
-            layer = self._unpack(_SingleBlob(raw), "", expected=None, budget=self._budget(source))
+        with self.keeping_layers(), source.open("rb") as raw:
+            layer = self._unpack(SingleBlob(raw), "", expected=None, budget=self._budget(source))
             return self._save(name, (layer,), config or ImageConfig())
 
     def add_archive(
@@ -195,26 +208,56 @@ class ImageStore:
 
     def delete(self, reference: str) -> None:
         """Delete a name; `collect` removes its layers. Unknown names are ignored."""
-        with contextlib.suppress(FileNotFoundError):
-            self._ref(canonical_name(reference)).unlink()
+        self._refs.remove(canonical_name(reference))
 
-    def collect(self, in_use: Collection[Path] = ()) -> tuple[str, ...]:
-        """Remove layers that neither an image nor a sandbox uses; return their names."""
-        removed: list[str] = []
-        with self._locked(fcntl.LOCK_EX):
-            kept = tuple(self._manifests())
-            keep = {layer for manifest in kept for layer in (*manifest.layers, manifest.accounts)}
-            keep |= {path.name for path in in_use if path.parent == self._layers}
-            for name in os.listdir(self._layers):
-                if name not in keep:
-                    shutil.rmtree(self._layers / name)
-                    removed.append(name)
-        return tuple(removed)
+    def unused_layers(self, in_use: Collection[Path] = ()) -> frozenset[str]:
+        """Return the layers that neither an image nor a sandbox uses."""
+        kept = tuple(self._refs.all())
+        keep = {layer for manifest in kept for layer in (*manifest.layers, manifest.accounts)}
+        keep |= {path.name for path in in_use if path.parent == self._layers}
+        return frozenset(os.listdir(self._layers)) - keep
 
-    def build_base(self, progress: base.Progress | None = None) -> Image:
-        """Build the base image if it is missing."""
-        base.build_base(self._base_cache, progress=progress, clock=self._clock)
-        return self.resolve(base.BASE_NAME)
+    def collect(
+        self, in_use: Collection[Path] = (), *, only: Collection[str] | None = None
+    ) -> tuple[str, ...]:
+        """Remove unused layers (`only` these); return their names.
+
+        None are removed during an import: those of an image are unused until it is complete.
+        """
+        with self._lock.open("w") as lock, contextlib.suppress(BlockingIOError):
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            unused = self.unused_layers(in_use)
+            removed = tuple(sorted(unused if only is None else unused & set(only)))
+            for name in removed:
+                shutil.rmtree(self._layers / name)
+            return removed
+        return ()
+
+    @property
+    def refs(self) -> ImageRefs:
+        """The names of the images."""
+        return self._refs
+
+    def size_of(self, layers: Iterable[str]) -> int:
+        """Return the bytes that layers take on the disk."""
+        return sum(disk_use(self._layer_path(layer)) for layer in layers)
+
+    def build_base(
+        self, progress: base.Progress | None = None, *, recipe: Recipe | None = None
+    ) -> Image:
+        """Build the base image, or that of a recipe, if it is missing.
+
+        An image of one's own recipe is stored under its name, also in place of a built-in one.
+        """
+        recipe = recipe or built_in()
+        build = base.build_base(
+            self._base_cache, recipe=recipe, progress=progress, clock=self._clock
+        )
+        manifest = base.read_manifest(build)
+        if recipe.name in BUILT_IN and recipe == built_in(recipe.name):
+            return self.resolve(manifest.name)
+        with self.keeping_layers():
+            return self._save(manifest.name, manifest.layers, manifest.config)
 
     def _budget(self, source: Path) -> ImportBudget:
         packed = packed_size(source)
@@ -225,60 +268,111 @@ class ImageStore:
         budget.check_reserve(0 if source.is_dir() else packed)
         return budget
 
-    def has_layer(self, diff_id: str) -> bool:
-        """Whether the layer with this checksum is stored."""
-        return (self._layers / _layer_id(diff_id)).is_dir()
+    def stored_layers(self, team: str | None) -> frozenset[str]:
+        """Return the checksums of the layers that a team may use; `None` is the operator."""
+        known = frozenset(os.listdir(self._layers))
+        if team is not None:
+            known &= layers_of_team(self._refs.all(), team)
+        return frozenset(
+            name.replace("-", ":", 1) for name in known if name.startswith(_CHECKSUM_PREFIX)
+        )
 
     def add_bundle(
-        self, blobs: Blobs, bundle: Bundle, reference: str, *, packed_bytes: int, digest: str
+        self,
+        blobs: Blobs,
+        bundle: Bundle,
+        names: Sequence[str],
+        origin: PulledFrom,
+        *,
+        packed_bytes: int,
+        known: Collection[str],
     ) -> Image:
-        """Import an image whose layers are those blobs; layers that are stored are not opened."""
-        budget = ImportBudget(self._limits, packed_bytes=packed_bytes, name=reference)
-        return self._import_bundle(blobs, bundle, canonical_name(reference), budget, digest=digest)
+        """Import a pulled image. The `known` layers, which are stored, are not opened.
+
+        The first name is that of this version, and the last one is that of its tag.
+        """
+        budget = ImportBudget(
+            self._limits, packed_bytes=packed_bytes, name=names[-1], reserve=self._reserve
+        )
+        return self._import_bundle(
+            blobs,
+            bundle,
+            tuple(map(canonical_name, names)),
+            budget,
+            origin=origin,
+            known=frozenset(map(_layer_id, known)),
+        )
+
+    def add_version(
+        self, version: str, reference: str, teams: tuple[str, ...] | None
+    ) -> Image | None:
+        """Let a tag name a stored version, and let more teams use it. `None`: it is not stored."""
+        manifest = self.manifest(version)
+        if manifest is None:
+            return None
+        manifest = granted(manifest, teams)
+        for name in dict.fromkeys((version, reference)):
+            self._write(structs.replace(manifest, name=canonical_name(name)))
+        return self.resolve(reference)
+
+    def manifest(self, reference: str) -> Manifest | None:
+        """Return the manifest of an image; `None` if there is no image of that name."""
+        return self._refs.get(canonical_name(reference))
+
+    def built_in_manifest(self, name: str) -> Manifest | None:
+        """Return the manifest of `base` or `minimal`; `None` if it is not built."""
+        recipe = base.BUILT_IN_NAMES.get(name)
+        built = base.usable_directory(self._base_cache, name=recipe) if recipe else None
+        return base.read_manifest(built) if built is not None else None
 
     def digest_of(self, reference: str) -> str:
         """Return the digest by which a registry has the image; empty: it was not pulled."""
-        try:
-            data = self._ref(canonical_name(reference)).read_bytes()
-        except FileNotFoundError:
-            return ""
-        return decode_manifest(data, origin=reference).digest
+        return manifest.digest if (manifest := self.manifest(reference)) is not None else ""
 
     def _import(
         self, blobs: Blobs, reference: str | None, wanted: str | None, budget: ImportBudget
     ) -> Image:
         bundle = read_bundle(blobs, wanted=wanted, machine=this_platform().architecture)
-        name = canonical_name(reference) if reference else _embedded_name(bundle)
-        return self._import_bundle(blobs, bundle, name, budget)
+        name = canonical_name(reference) if reference else embedded_name(bundle)
+        known = frozenset(os.listdir(self._layers))
+        return self._import_bundle(blobs, bundle, (name,), budget, known=known)
 
     def _import_bundle(
-        self, blobs: Blobs, bundle: Bundle, name: str, budget: ImportBudget, *, digest: str = ""
+        self,
+        blobs: Blobs,
+        bundle: Bundle,
+        names: Sequence[str],
+        budget: ImportBudget,
+        *,
+        known: frozenset[str],
+        origin: PulledFrom | None = None,
     ) -> Image:
-        known = frozenset(os.listdir(self._layers))
+        before = frozenset(os.listdir(self._layers))
         layers: list[str] = []
         try:
-            with self._import_lock():
+            with self.keeping_layers():
                 for blob, diff_id in zip(bundle.layers, bundle.diff_ids, strict=True):
-                    layers.append(self._unpack(blobs, blob, expected=diff_id, budget=budget))
-                return self._save(name, tuple(layers), bundle.config, digest=digest)
+                    layer = _layer_id(diff_id)
+                    if layer not in known or not (self._layers / layer).is_dir():
+                        layer = self._unpack(blobs, blob, expected=diff_id, budget=budget)
+                    layers.append(layer)
+                for name in names[:-1]:
+                    self._save(name, tuple(layers), bundle.config, origin)
+                return self._save(names[-1], tuple(layers), bundle.config, origin)
         except BaseException:
-            self._discard(layer for layer in layers if layer not in known)
+            self._discard(layer for layer in layers if layer not in before)
             raise
 
     def _discard(self, layers: Iterable[str]) -> None:
         """Remove the layers of a failed import, unless another image has got them meanwhile."""
         with self._locked(fcntl.LOCK_EX):
-            used = {layer for manifest in self._manifests() for layer in manifest.layers}
+            used = {layer for manifest in self._refs.all() for layer in manifest.layers}
             for layer in set(layers) - used:
                 shutil.rmtree(self._layers / layer, ignore_errors=True)
 
     def _unpack(
         self, blobs: Blobs, blob: str, *, expected: str | None, budget: ImportBudget
     ) -> str:
-        if expected is not None:
-            known = _layer_id(expected)
-            if (self._layers / known).is_dir():
-                return known
         try:
             return self._unpack_blob(blobs, blob, expected=expected, budget=budget)
         except LayerStoredError:
@@ -315,14 +409,19 @@ class ImageStore:
         return name
 
     def _save(
-        self, name: str, layers: tuple[str, ...], config: ImageConfig, *, digest: str = ""
+        self,
+        name: str,
+        layers: tuple[str, ...],
+        config: ImageConfig,
+        origin: PulledFrom | None = None,
     ) -> Image:
         manifest = Manifest(
             name=name,
             layers=layers,
             config=config,
             created_at=self._clock.now().isoformat(),
-            digest=digest,
+            digest=origin.digest if origin is not None else "",
+            teams=origin.teams if origin is not None else None,
         )
         return self._write(
             self._completed(decode_manifest(msgspec.json.encode(manifest), origin=name))
@@ -340,10 +439,7 @@ class ImageStore:
         return structs.replace(manifest, facts=plan.facts, accounts=plan.layer_id)
 
     def _write(self, manifest: Manifest) -> Image:
-        path = self._ref(manifest.name)
-        fresh = path.with_name(f"{_TEMPORARY}{uuid.uuid4().hex}")
-        fresh.write_bytes(msgspec.json.encode(manifest))
-        fresh.rename(path)
+        self._refs.put(manifest)
         return self._image(manifest)
 
     def _image(self, manifest: Manifest) -> Image:
@@ -360,33 +456,33 @@ class ImageStore:
             config=manifest.config,
             facts=manifest.facts or plan_accounts(MergedTree(layers)).facts,
             accounts=accounts,
+            digest=manifest.digest,
         )
 
-    def _base(self) -> Image | None:
-        if self._base_image is not None:
-            return self._base_image
-        if (built := base.usable_directory(self._base_cache)) is None:
-            return None
-        path = built / base.MANIFEST
-        image = self._image(decode_manifest(path.read_bytes(), origin=str(path)))
-        if built == base.base_directory(self._base_cache):  # an older one may be replaced any time
-            self._base_image = image
-        return image
+    def known_name(self, reference: str) -> str:
+        """Return the canonical name, or what it is an alias of; a stored image wins."""
+        name = canonical_name(reference)
+        return name if name in self._refs else _ALIASES.get(name, name)
 
-    def _manifests(self) -> Iterator[Manifest]:
-        for entry in sorted(os.listdir(self._refs)):
-            if entry.endswith(".json"):
-                name = unquote(entry.removesuffix(".json"))
-                yield decode_manifest((self._refs / entry).read_bytes(), origin=name)
+    def _built_in(self, name: str) -> Image | None:
+        """Return `base` or `minimal` as built on this machine."""
+        if (image := self._built_in_images.get(name)) is not None:
+            return image
+        if (recipe := base.BUILT_IN_NAMES.get(name)) is None:
+            return None
+        if (built := base.usable_directory(self._base_cache, name=recipe)) is None:
+            return None
+        image = self._image(base.read_manifest(built))
+        # An older build may be replaced any time.
+        if built == base.base_directory(self._base_cache, name=recipe):
+            self._built_in_images[name] = image
+        return image
 
     def _layer_path(self, layer: str) -> Path:
         return Path(layer) if layer.startswith("/") else self._layers / layer
 
-    def _ref(self, name: str) -> Path:
-        return self._refs / f"{quote(name, safe='')}.json"
-
-    def _import_lock(self) -> contextlib.AbstractContextManager[None]:
-        """Return a lock that blocks `collect` until the manifest is written."""
+    def keeping_layers(self) -> contextlib.AbstractContextManager[None]:
+        """Return a lock that blocks `collect`: until a manifest is written, or layers are read."""
         return self._locked(fcntl.LOCK_SH)
 
     @contextlib.contextmanager
@@ -396,66 +492,8 @@ class ImageStore:
             yield
 
 
-class _SingleBlob:
-    """One open file as a set of blobs."""
-
-    def __init__(self, raw: IO[bytes]) -> None:
-        self._raw = raw
-
-    def read(self, name: str) -> bytes:
-        raise NotFoundError(f"there is no {name!r}")
-
-    def open(self, name: str) -> IO[bytes]:
-        return self._raw
-
-    def has(self, name: str) -> bool:
-        return False
-
-
-def _embedded_name(bundle: Bundle) -> str:
-    for name in bundle.names:
-        # `registry/path/name:tag`: use the last part.
-        with contextlib.suppress(InvalidError):
-            return canonical_name(name.rpartition("/")[2])
-    raise InvalidError("the archive has no name for its image", hint="pass a name")
-
-
 def _layer_id(digest: str) -> str:
     algorithm, _, value = digest.partition(":")
     if algorithm != "sha256" or not value.isalnum():
         raise InvalidError(f"{digest!r} is not a sha256 checksum")
     return f"{algorithm}-{value.lower()}"
-
-
-def _missing_hint(name: str) -> str:
-    if name == base.BASE_NAME:
-        return "build it: paddock image build-base"
-    return "list images: paddock image ls; get one: paddock image pull, paddock image import"
-
-
-def _is_rootfs_tar(source: Path, budget: ImportBudget) -> bool:
-    with tarfile.open(source, "r:*", tarinfo=BoundedTarInfo) as archive:
-        names = TarBlobs(archive, budget).names
-    return any(name.split("/")[0] in ("bin", "usr") for name in names)
-
-
-def _copy(source: Path, target: Path) -> None:
-    done = subprocess.run(
-        ["cp", "-a", "--reflink=auto", "-T", str(source), str(target)],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    if done.returncode != 0:
-        if "No space left" in done.stderr:
-            raise storage_error(OSError(errno.ENOSPC, done.stderr), f"cannot import {source}")
-        raise InvalidError(f"{source} could not be copied: {done.stderr.strip()[-500:]}")
-
-
-def _disk_use(path: Path) -> int:
-    total = 0
-    for directory, _, names in os.walk(path):
-        for name in names:
-            with contextlib.suppress(FileNotFoundError):
-                total += os.lstat(os.path.join(directory, name)).st_blocks * 512
-    return total

@@ -16,14 +16,15 @@ from pathlib import Path
 from typing import IO
 
 from paddock.kit.errors import InvalidError
-from paddock.runtime.local.images.limits import BoundedTarInfo, ImportBudget
+from paddock.runtime.local.images.limits import ImportBudget
 from paddock.runtime.local.storage.backend import storage_error
+from paddock.wire.bounded_tar import BoundedTarInfo
 
-_WHITEOUT = ".wh."
-_OPAQUE = ".wh..wh..opq"
+WHITEOUT = ".wh."
+OPAQUE = ".wh..wh..opq"
 _AUFS_PREFIX = ".wh..wh."
-_XATTR_PAX = "SCHILY.xattr."
-_KEPT_XATTRS = ("user.", "security.capability")
+XATTR_PAX = "SCHILY.xattr."
+KEPT_XATTRS = ("user.", "security.capability")
 _DIRECTORY_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _CHUNK = 1 << 20
 
@@ -75,7 +76,7 @@ class _Unpacker:
             return
         with self._parent(parts, member.name) as parent:
             name = parts[-1]
-            if name.startswith(_WHITEOUT):
+            if name.startswith(WHITEOUT):
                 self._apply_whiteout(parent, name)
             else:
                 self._make(parent, name, parts, member, archive)
@@ -184,10 +185,10 @@ class _Unpacker:
                 ) from error
 
     def _apply_whiteout(self, parent: int, name: str) -> None:
-        if name == _OPAQUE:
+        if name == OPAQUE:
             _set_overlay_opaque(parent)
         elif not name.startswith(_AUFS_PREFIX):
-            hidden = name.removeprefix(_WHITEOUT)
+            hidden = name.removeprefix(WHITEOUT)
             if hidden in ("", ".", ".."):
                 raise InvalidError(f"the layer contains the whiteout {name!r}, which hides nothing")
             _remove(parent, hidden)
@@ -198,8 +199,8 @@ class _Unpacker:
         os.fchown(fd, member.uid, member.gid)
         os.fchmod(fd, member.mode & 0o7777)
         for key, value in member.pax_headers.items():
-            attribute = key.removeprefix(_XATTR_PAX)
-            if attribute != key and attribute.startswith(_KEPT_XATTRS):
+            attribute = key.removeprefix(XATTR_PAX)
+            if attribute != key and attribute.startswith(KEPT_XATTRS):
                 os.setxattr(fd, attribute, value.encode("utf-8", "surrogateescape"))
 
 

@@ -9,6 +9,7 @@ import errno
 import os
 import platform
 import signal
+import stat
 import struct
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -167,6 +168,19 @@ def open_in_root(root_fd: int, path: str, flags: int, mode: int = 0) -> int:
         f"openat2 {path}", SYS_OPENAT2, root_fd, os.fsencode(path), buffer,
         ctypes.c_size_t(len(packed)),
     )  # fmt: skip
+
+
+def is_program_in_root(root_fd: int, path: str) -> bool:
+    """Whether a path names a file that somebody may execute, with `root_fd` as `/`."""
+    try:
+        fd = open_in_root(root_fd, path, os.O_PATH)
+    except OSError:
+        return False
+    try:
+        mode = os.fstat(fd).st_mode
+    finally:
+        os.close(fd)
+    return stat.S_ISREG(mode) and bool(mode & 0o111)
 
 
 def sethostname(name: str) -> None:

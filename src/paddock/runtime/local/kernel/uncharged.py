@@ -161,15 +161,34 @@ def unread_udp_bytes(table: str) -> int:
     return sum(int(row[4].partition(":")[2], 16) for row in _rows(table, columns=12))
 
 
-def tcp_sockets(*sockstats: str) -> int:
-    """Return the number of TCP sockets in texts such as /proc/net/sockstat, in any state."""
-    count = 0
+class TcpSockets(Struct, frozen=True):
+    """Numbers of TCP sockets."""
+
+    open: int
+    waiting: int
+    """In TIME_WAIT."""
+
+    @property
+    def total(self) -> int:
+        """In any state."""
+        return self.open + self.waiting
+
+    def least_bytes(self, descriptors: int) -> int:
+        """Return the least size of those without a descriptor, if there are so many in all."""
+        unowned = max(self.open - descriptors, 0)
+        return unowned * CONNECTION_BYTES + self.waiting * TIME_WAIT_BYTES
+
+
+def tcp_sockets(*sockstats: str) -> TcpSockets:
+    """Return the numbers of TCP sockets in texts such as /proc/net/sockstat."""
+    opened = waiting = 0
     for line in "\n".join(sockstats).split("\n"):
         name, *row = line.split() or [""]
         if name in ("TCP:", "TCP6:"):
             values = dict(zip(row[::2], row[1::2], strict=False))
-            count += int(values["inuse"]) + int(values.get("tw", 0))
-    return count
+            opened += int(values["inuse"])
+            waiting += int(values.get("tw", 0))
+    return TcpSockets(opened, waiting)
 
 
 def unaccepted_bytes(table: str) -> int:

@@ -1,8 +1,9 @@
-"""The node's queue of heavy work: dumps, restores and forks, in fair turns of the teams.
+"""The node's queue of heavy work: dumps, restores, forks and pulls, in fair turns of the teams.
 
 One such operation can keep a CPU busy for half a minute, and what runs inside a sandbox determines
 how long. So a team has only some of the machine's slots, and teams take turns (`kit/fair/slots`).
-Another kind of work (builds, pulls) joins by a new `HeavyKind`.
+Another kind of work joins by a new `HeavyKind`. Pulls have slots of their own: they mostly wait for
+a registry, which must not keep a team from its sandboxes.
 """
 
 import asyncio
@@ -41,6 +42,8 @@ class HeavyKind(StrEnum):
     RESTORE = "restore"
     FORK = "fork"
     """A sandbox created from a checkpoint."""
+    PULL = "pull"
+    """An image from a registry."""
 
 
 def team_of(agent: AgentConfig, namespace: str) -> str:
@@ -91,14 +94,16 @@ class HeavyWork:
 
     def __init__(self, limits: HeavyLimits, clock: Clock) -> None:
         self._clock = clock
-        self._slots = FairSlots(total=limits.total, per_group=limits.per_team)
+        slots = FairSlots(total=limits.total, per_group=limits.per_team)
+        pulls = FairSlots(total=limits.total, per_group=limits.per_team)
+        self._slots = {kind: pulls if kind is HeavyKind.PULL else slots for kind in HeavyKind}
         self._counts = {kind: _Counts() for kind in HeavyKind}
         self._warned_at: dict[str, float] = {}
         """Teams whose waiting work was logged within the last `WARN_SECONDS`."""
         self._waiters: set[asyncio.Task[Any]] = set()
         # Not the shared threads of the node or the loop: hanging work would block all others.
-        # Twice as many as slots: a cancelled operation leaves its thread behind for a while.
-        self._threads = ThreadPoolExecutor(2 * limits.total, thread_name_prefix="heavy")
+        # Of each kind of slot twice as many: a cancelled operation leaves its thread for a while.
+        self._threads = ThreadPoolExecutor(4 * limits.total, thread_name_prefix="heavy")
 
     @contextlib.asynccontextmanager
     async def turn(self, kind: HeavyKind, team: str, uid: str) -> AsyncGenerator[None]:
@@ -116,7 +121,7 @@ class HeavyWork:
             if task is not None:
                 self._waiters.add(task)
             try:
-                await held.enter_async_context(self._slots.slot(team, kind))
+                await held.enter_async_context(self._slots[kind].slot(team, kind))
             finally:
                 timer.cancel()
                 counts.waiting -= 1
@@ -126,6 +131,10 @@ class HeavyWork:
             counts.running += 1
             held.callback(self._end, counts)
             yield
+
+    def is_busy(self, team: str) -> bool:
+        """Whether further work of this team would have to wait now."""
+        return self._slots[HeavyKind.DUMP].would_wait(team)
 
     def withdraw(self, task: asyncio.Task[Any]) -> bool:
         """Cancel a task if it waits for its turn: nobody needs the result. Whether it did."""
@@ -183,7 +192,7 @@ class HeavyWork:
                 kind=kind,
                 team=team,
                 sandbox=uid,
-                running=self._slots.running,
-                waiting=self._slots.waiting,
+                running=self._slots[kind].running,
+                waiting=self._slots[kind].waiting,
             ),
         )

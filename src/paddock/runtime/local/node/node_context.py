@@ -18,7 +18,7 @@ from typing import Literal, ParamSpec, TypeVar
 from msgspec import Struct
 
 from paddock.kit import clock
-from paddock.kit.errors import NotFoundError, PaddockError, UnavailableError
+from paddock.kit.errors import PaddockError, UnavailableError
 from paddock.kit.logs import fields
 from paddock.resources.default_limits import (
     DEFAULT_BANDWIDTH,
@@ -31,6 +31,11 @@ from paddock.resources.default_limits import (
 )
 from paddock.runtime.local.envd.zygote import ZygoteProcess
 from paddock.runtime.local.images import Image, host
+from paddock.runtime.local.images.base import DEFAULT_CACHE
+from paddock.runtime.local.images.eviction import ImageEviction
+from paddock.runtime.local.images.provider import ImageProvider, known_names
+from paddock.runtime.local.images.registry.puller import Puller
+from paddock.runtime.local.images.settings import DOWNLOADS, ImageSettings
 from paddock.runtime.local.images.store import ImageStore
 from paddock.runtime.local.kernel import block_devices, syscalls, sysctls
 from paddock.runtime.local.kernel.cgroups import CgroupLayout, Cgroups
@@ -78,6 +83,8 @@ class NodeSettings(Struct, frozen=True, kw_only=True):
     """Number of the fabric on this machine. `auto`: the last one used, or a free one. `None`:
     sandboxes have loopback only."""
     storage: str = "auto"
+    image_cache: Path = DEFAULT_CACHE
+    """Where `base` and `minimal` are built."""
     disk_reserve_bytes: int | None = None
     """Space to keep free on the disk of the state directory; `None`: see `storage/reserve.py`."""
     envd_idle_seconds: float = 60.0
@@ -94,6 +101,8 @@ class NodeSettings(Struct, frozen=True, kw_only=True):
     node_name: str = socket.gethostname()
     heavy_limits: HeavyLimits = HeavyLimits.of_settings()
     """How many dumps, restores and forks run at once."""
+    images: ImageSettings = ImageSettings()
+    """How registries are reached, and what an image may have."""
     default_limits: Limits = DEFAULT_LIMITS
     """Limits where a blueprint has none. The rates are also a ceiling."""
 
@@ -114,7 +123,8 @@ class NodeContext:
         self.fabric: Fabric | None = None
         self.network_unavailable_reason = ""
         self._storage: Storage | None = None
-        self._images: ImageStore | None = None
+        self._images: ImageProvider | None = None
+        self._eviction: ImageEviction | None = None
         self._init_layer: Path | None = None
         self.heavy_work = HeavyWork(settings.heavy_limits, clock.system())
         self._threads = ThreadPoolExecutor(max_workers=4, thread_name_prefix="node")
@@ -153,7 +163,7 @@ class NodeContext:
             )
         )
         await self.run_in_thread(self._open_io)
-        self._images = ImageStore(self.settings.state / "images")
+        self._images = self._open_images()
         await self._open_network()
         self.launcher.start()
         self.zygote.start()
@@ -161,6 +171,8 @@ class NodeContext:
     async def close(self, *, purge: bool) -> None:
         """Close everything. With `purge`, which requires that no sandbox is left, also remove
         what is kept between runs."""
+        if self._images is not None:
+            await self._images.close()
         self.directories.socket_dirs.close()
         self.launcher.stop()
         self.zygote.stop()
@@ -194,9 +206,28 @@ class NodeContext:
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._threads, lambda: call(*arguments, **named))
 
-    async def image(self, name: str) -> tuple[Image | None, tuple[str, ...]]:
-        """Return an image (`None` for `host`) and its layers, highest first."""
-        if self._init_layer is None or self._images is None:
+    @property
+    def images(self) -> ImageProvider:
+        """The images of this node."""
+        if self._images is None:
+            raise UnavailableError("the node has not finished starting")
+        return self._images
+
+    @property
+    def eviction(self) -> ImageEviction:
+        """What removes images that are not needed."""
+        if self._eviction is None:
+            raise UnavailableError("the node has not finished starting")
+        return self._eviction
+
+    async def image(
+        self, name: str, *, digest: str = "", team: str = ""
+    ) -> tuple[Image | None, tuple[str, ...]]:
+        """Return an image (`None` for `host`) that a team may use, and its layers, highest first.
+
+        Raises `ImageMissingError` if a pull may help.
+        """
+        if self._init_layer is None:
             raise UnavailableError("the node has not finished starting")
         first = str(self._init_layer)
         if name == "host":
@@ -218,13 +249,7 @@ class NodeContext:
                 )
             self._host_layers = (first, str(mask), "/")
             return None, self._host_layers
-        try:
-            image = await self.run_in_thread(self._images.resolve, name)
-        except NotFoundError as problem:
-            raise NotFoundError(
-                problem.message,
-                hint=problem.hint or "build or import it with `paddock image`, or use `host`",
-            ) from problem
+        image = await self.run_in_thread(self.images.find, name, digest=digest, team=team)
         return image, (first, *map(str, image.lowerdirs))
 
     async def ensure_layers(self, layers: tuple[str, ...]) -> None:
@@ -243,6 +268,32 @@ class NodeContext:
                     f"a layer of the sandbox's image is missing: {layer}",
                     hint="import the image again",
                 )
+
+    def _open_images(self) -> ImageProvider:
+        settings, root = self.settings.images, self.settings.state / "images"
+        reserve = DiskReserve(self.settings.state, self.settings.disk_reserve_bytes)
+        store = ImageStore(
+            root,
+            base_cache=self.settings.image_cache,
+            limits=settings.limits,
+            reserve=reserve,
+        )
+        puller = Puller(
+            store,
+            root / DOWNLOADS,
+            settings.registries,
+            reserve=reserve,
+        )
+        self._eviction = ImageEviction(
+            store,
+            root,
+            clock.system(),
+            percent=settings.evict_percent,
+            names_of=known_names,
+        )
+        return ImageProvider(
+            store, puller, self.heavy_work, clock.system(), node_name=self.settings.node_name
+        )
 
     def _lock_state_directory(self) -> None:
         self._lock = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)

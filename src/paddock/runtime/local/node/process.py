@@ -26,9 +26,13 @@ from paddock.kit import clock, logs
 from paddock.kit.errors import PaddockError
 from paddock.kit.logs import fields
 from paddock.runtime import rates
+from paddock.runtime.local.images.base import DEFAULT_CACHE
+from paddock.runtime.local.images.provider import ImageRequest
+from paddock.runtime.local.images.settings import ImageSettings
 from paddock.runtime.local.kernel import syscalls
 from paddock.runtime.local.node import recovery
 from paddock.runtime.local.node.capabilities import NodeCapabilities
+from paddock.runtime.local.node.disk_watch import DiskWatch
 from paddock.runtime.local.node.heavy_work import HeavyLimits, WorkReport
 from paddock.runtime.local.node.node_context import DEFAULT_LIMITS, NodeContext, NodeSettings
 from paddock.runtime.local.node.rpc_server import FdResult, Handler, LogArguments, RpcServer
@@ -36,15 +40,19 @@ from paddock.runtime.local.sandbox.freeze import SandboxFreezer
 from paddock.runtime.local.sandbox.hibernation import Hibernation
 from paddock.runtime.local.sandbox.kernel_memory import KernelMemoryWatch
 from paddock.runtime.local.sandbox.lifecycle import UP, SandboxLifecycle
+from paddock.runtime.local.sandbox.sandbox import NodeSandbox
 from paddock.runtime.outbound import InstallationOutbound
-from paddock.runtime.port import Instance, InstanceState, Limits, LogLine
+from paddock.runtime.port import ImagePull, Instance, InstanceState, Limits, LogLine, ReadyImage
 
 log = logging.getLogger(__name__)
 
 _SWITCH_INTERVAL_SECONDS = 0.0002
 _MONITOR_SECONDS = 2.0
 _SWEEP_SECONDS = 60.0
+_IMAGE_POLL_SECONDS = 15.0
+"""A call waits this long for an image; pulls take longer than calls may."""
 _outbound_decoder = msgspec.json.Decoder(InstallationOutbound)
+_images_decoder = msgspec.json.Decoder(ImageSettings)
 _limits_decoder = msgspec.json.Decoder(Limits)
 
 
@@ -66,7 +74,7 @@ class Node:
             self._handlers(), self.spawn, abandon=self.context.heavy_work.withdraw
         )
         self._is_closing = False
-        self._monitor_task: asyncio.Task[None] | None = None
+        self._monitors: list[asyncio.Task[None]] = []
 
     def spawn(self, name: str, work: Coroutine[Any, Any, Any]) -> None:
         """Run a background task; its errors are logged and not raised."""
@@ -81,15 +89,24 @@ class Node:
         await recovery.recover(self.lifecycle)
         self._rpc_server.open(str(self._settings.socket_path))
         self.lifecycle.warm_stock.fill()
-        self._monitor_task = self._tasks.create_task(self._monitor(), name="monitor sandboxes")
+        self._start_monitors()
         log.info("node is serving", extra=fields(socket=self._settings.socket_path))
+
+    def _start_monitors(self) -> None:
+        disk = DiskWatch(self.context, lambda: tuple(self.lifecycle.by_uid.values()))
+        monitors = {"monitor sandboxes": self._monitor(), "keep the reserve": disk.run()}
+        if self.context.cgroups.is_usable:
+            monitors["watch kernel memory"] = self.kernel_memory.run(self._sandboxes_up)
+        for name, monitor in monitors.items():
+            self._monitors.append(self._tasks.create_task(monitor, name=name))
 
     async def close(self, *, purge: bool) -> None:
         """Close everything; with `purge`, destroy all sandboxes and checkpoints first."""
         self._rpc_server.close()
-        if self._monitor_task is not None:  # it uses what is closed below
-            self._monitor_task.cancel()
-            await asyncio.wait([self._monitor_task])
+        for monitor in self._monitors:  # they use what is closed below
+            monitor.cancel()
+        if self._monitors:
+            await asyncio.wait(self._monitors)
         await self.lifecycle.warm_stock.close()
         if purge:
             # Sandboxes being created during the first pass are destroyed in the next one.
@@ -107,6 +124,10 @@ class Node:
         lifecycle, freezer, hibernation = self.lifecycle, self.freezer, self.hibernation
         return {
             "capabilities": lambda uid, body: self.capabilities.report(),
+            "ensure_image": lambda uid, body: self._ensure_image(body),
+            "image_pulls": lambda uid, body: self._image_pulls(),
+            "need_images": lambda uid, body: self._need_images(body),
+            "prune_images": lambda uid, body: self._prune_images(),
             "create": lambda uid, body: hibernation.create(body),
             "start": lambda uid, body: lifecycle.start(uid),
             "configure": lambda uid, body: lifecycle.configure(uid, body),
@@ -131,6 +152,20 @@ class Node:
             "facts": self._facts,
             "heavy_work": self._heavy_work,
         }
+
+    async def _ensure_image(self, request: ImageRequest) -> ReadyImage | None:
+        """Return an image that is ready; `None`: it is still being pulled, ask again."""
+        limit = asyncio.timeout(_IMAGE_POLL_SECONDS)
+        try:
+            async with limit:
+                return await self.context.images.ensure(request)
+        except TimeoutError:
+            if not limit.expired():
+                raise
+            return None
+
+    async def _image_pulls(self) -> tuple[ImagePull, ...]:
+        return self.context.images.pulls()
 
     async def _inspect(self, uid: str, body: object) -> Instance | None:
         sandbox = self.lifecycle.by_uid.get(uid)
@@ -177,24 +212,39 @@ class Node:
         }
 
     async def _monitor(self) -> None:
-        """Report OOM kills, end sandboxes that take kernel memory, keep the reserve of the disk,
-        sweep leftovers."""
+        """Report OOM kills, balance CPUs, sweep leftovers."""
         last_sweep = clock.system().monotonic()
         while True:
             await asyncio.sleep(_MONITOR_SECONDS)
             await self._log_errors("check oom kills", self._check_oom_kills())
-            await self._log_errors("check kernel memory", self._check_kernel_memory())
             await self._log_errors("balance CPUs", self._balance_cpus())
-            await self._log_errors(
-                "keep the reserve of the disk",
-                self.context.run_in_thread(self.context.storage.keep_reserve),
-            )
             await self._log_errors(
                 "check views", self.context.run_in_thread(self.context.views.check)
             )
             if clock.system().monotonic() - last_sweep > _SWEEP_SECONDS:
                 last_sweep = clock.system().monotonic()
                 await self._log_errors("sweep", recovery.sweep(self.lifecycle))
+                await self._log_errors("sweep images", self._sweep_images())
+
+    async def _sweep_images(self) -> None:
+        in_use = await self._layers_in_use()
+        await self.context.run_in_thread(self.context.eviction.sweep, in_use)
+
+    async def _need_images(self, references: tuple[str, ...]) -> None:
+        self.context.eviction.need(references)
+
+    async def _prune_images(self) -> tuple[str, ...]:
+        """Remove all images that are not needed, whatever the disk has free."""
+        in_use = await self._layers_in_use()
+        return await self.context.run_in_thread(self.context.eviction.evict, sys.maxsize, in_use)
+
+    async def _layers_in_use(self) -> frozenset[Path]:
+        """Return the layers of all sandboxes, paused ones and warm ones included, and snapshots."""
+        records = [sandbox.record for sandbox in self.lifecycle.by_uid.values()]
+        stored = await self.hibernation.records.all()
+        layers = {layer for record in (*records, *stored) for layer in record.layers}
+        layers |= self.lifecycle.warm_stock.layers
+        return frozenset(map(Path, layers))
 
     async def _check_oom_kills(self) -> None:
         for sandbox in list(self.lifecycle.by_uid.values()):
@@ -202,11 +252,9 @@ class Node:
                 self.lifecycle.oom_monitor.check(sandbox)
                 await asyncio.sleep(0)  # do not block the loop: there may be hundreds
 
-    async def _check_kernel_memory(self) -> None:
-        if self.context.cgroups.is_usable:
-            sandboxes = self.lifecycle.by_uid.values()
-            up = [sandbox for sandbox in sandboxes if sandbox.record.state in UP]
-            await self.kernel_memory.check_all(up)
+    def _sandboxes_up(self) -> list[NodeSandbox]:
+        sandboxes = self.lifecycle.by_uid.values()
+        return [sandbox for sandbox in sandboxes if sandbox.record.state in UP]
 
     async def _balance_cpus(self) -> None:
         views, now = self.context.views, clock.system().monotonic()
@@ -256,10 +304,25 @@ def _outbound(file: Path | None) -> InstallationOutbound:
     return _outbound_decoder.decode(file.read_bytes())
 
 
+def _images(file: Path | None) -> ImageSettings:
+    return ImageSettings() if file is None else _images_decoder.decode(file.read_bytes())
+
+
 def _limits(given: str | None) -> Limits:
     if given is None:
         return DEFAULT_LIMITS
     return rates.with_rates(DEFAULT_LIMITS, _limits_decoder.decode(given))
+
+
+def _set_limits() -> None:
+    # Each sandbox needs several descriptors: the usual soft limit allows about two hundred.
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    # The kernel counts signals of all sandboxes for root, which created their user namespaces, and
+    # bounds them by the limit of their creator: the other half is for programs of the machine.
+    _, most = resource.getrlimit(resource.RLIMIT_SIGPENDING)
+    if most != resource.RLIM_INFINITY:
+        resource.setrlimit(resource.RLIMIT_SIGPENDING, (most // 2, most))
 
 
 def main(argv: list[str]) -> int:
@@ -278,11 +341,15 @@ def main(argv: list[str]) -> int:
     )
     parser.add_argument("--storage", default="auto", choices=("auto", "btrfs", "plain"))
     parser.add_argument(
+        "--image-cache", type=Path, default=DEFAULT_CACHE, help="where the base image is built"
+    )
+    parser.add_argument(
         "--disk-reserve-bytes", type=int, help="space to keep free on the disk of the state"
     )
     parser.add_argument(
         "--outbound", type=Path, help="JSON file with proxies, CA certificates and open ports"
     )
+    parser.add_argument("--images", type=Path, help="JSON file with the settings of images")
     parser.add_argument(
         "--host-path", action="append", default=[], help="a directory that sandboxes may mount"
     )
@@ -304,9 +371,7 @@ def main(argv: list[str]) -> int:
     given = parser.parse_args(argv)
     logs.configure(level=given.log_level, json=given.log_json)
     os.umask(0o077)
-    # Each sandbox needs several descriptors: the usual soft limit allows about two hundred.
-    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    _set_limits()
     syscalls.prctl(syscalls.PR_SET_NAME, b"paddock-node\0")
     # Threads compete with the loop for the GIL: it must not wait the default 5 ms for it.
     sys.setswitchinterval(_SWITCH_INTERVAL_SECONDS)
@@ -317,11 +382,13 @@ def main(argv: list[str]) -> int:
         warm_count=0 if given.purge else given.warm_count,
         network=_network(given.network),
         storage=given.storage,
+        image_cache=given.image_cache,
         disk_reserve_bytes=given.disk_reserve_bytes,
         envd_idle_seconds=given.envd_idle_seconds,
         clone_hook_seconds=given.clone_hook_seconds,
         default_limits=_limits(given.rates),
         outbound=shared.outbound,
+        images=_images(given.images),
         host_paths=tuple(os.path.realpath(path) for path in given.host_path),
         host_ports=shared.host_ports,
         private_networks=tuple(map(IPv4Network, shared.private_networks)),

@@ -13,6 +13,7 @@ from msgspec import Struct
 
 from paddock.kit.errors import InvalidError, PaddockError
 from paddock.kit.logs import fields
+from paddock.runtime.local.images.provider import ImageRequest
 from paddock.runtime.local.node import rpc
 from paddock.runtime.local.node.rpc import RpcConnection, RpcError, RpcReply, RpcRequest
 from paddock.runtime.port import AgentConfig, Blueprint, EgressPolicy, RuntimeEvent
@@ -43,6 +44,8 @@ class FdResult(Struct, frozen=True):
 
 BODIES: dict[str, Any] = {
     "create": Blueprint,
+    "ensure_image": ImageRequest,
+    "need_images": tuple[str, ...],
     "configure": AgentConfig,
     "snapshot": SnapshotArguments,
     "fork": tuple[Blueprint, ...],

@@ -65,6 +65,12 @@ class CheckpointRecords:
         record = _decoder.decode(data)
         return record if self._context.storage.has_checkpoint(checkpoint_id) else None
 
+    async def all(self) -> tuple[CheckpointRecord, ...]:
+        """Return the records of all checkpoints."""
+        names = await self._context.run_in_thread(self._context.storage.checkpoints)
+        found = (self.read(name) for name in names)
+        return tuple(record for record in found if record is not None)
+
     def remove(self, checkpoint_id: str) -> None:
         """Remove the record; an unknown id is no error."""
         (self._directory / f"{checkpoint_id}.json").unlink(missing_ok=True)

@@ -8,8 +8,8 @@ import asyncio
 import contextlib
 import os
 import signal
-import stat
 from collections.abc import Callable, Coroutine, Mapping
+from functools import partial
 from typing import Any
 
 from msgspec import Struct
@@ -243,20 +243,8 @@ def find_user(pid: int, name: str) -> SandboxUser:
 def find_sandbox_shell(pid: int) -> str:
     """Return the shell of a sandbox; raise `InvalidError` if it has none."""
     root = os.open(f"/proc/{pid}/root", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-
-    def is_program(path: str) -> bool:
-        try:
-            fd = syscalls.open_in_root(root, path, os.O_PATH)
-        except OSError:
-            return False
-        try:
-            mode = os.fstat(fd).st_mode
-        finally:
-            os.close(fd)
-        return stat.S_ISREG(mode) and bool(mode & 0o111)
-
     try:
-        shell = find_shell(is_program)
+        shell = find_shell(partial(syscalls.is_program_in_root, root))
     finally:
         os.close(root)
     if shell is None:

@@ -36,14 +36,17 @@ class SandboxFreezer:
     async def freeze(self, uid: str) -> Instance:
         """Freeze all processes; their memory is paged out in the background."""
         async with self._lifecycle.lock(uid):
-            sandbox = self._lifecycle.get(uid)
-            sandbox.expect(*UP, doing="frozen")
-            if sandbox.record.state is InstanceState.FROZEN:
-                return sandbox.instance()
-            await self.freeze_processes(sandbox)
-            sandbox.save(state=InstanceState.FROZEN)
-            self._lifecycle.spawn(f"page out {uid}", self._page_out(sandbox))
+            return await self.freeze_locked(self._lifecycle.get(uid))
+
+    async def freeze_locked(self, sandbox: NodeSandbox) -> Instance:
+        """Freeze a sandbox whose lock the caller holds."""
+        sandbox.expect(*UP, doing="frozen")
+        if sandbox.record.state is InstanceState.FROZEN:
             return sandbox.instance()
+        await self.freeze_processes(sandbox)
+        sandbox.save(state=InstanceState.FROZEN)
+        self._lifecycle.spawn(f"page out {sandbox.uid}", self._page_out(sandbox))
+        return sandbox.instance()
 
     async def thaw(self, uid: str) -> Instance:
         """Thaw all processes."""

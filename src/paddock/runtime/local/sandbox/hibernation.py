@@ -8,7 +8,6 @@ import asyncio
 import contextlib
 import logging
 import os
-import shutil
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -66,22 +65,33 @@ class Hibernation:
         self._capabilities = capabilities
         self._context = lifecycle.context
         self._heavy = lifecycle.context.heavy_work
-        self._records = CheckpointRecords(self._context)
+        self.records = CheckpointRecords(self._context)
 
     # Pauses without processes
 
     async def hibernate(self, uid: str) -> Instance:
-        """Store memory and files, release everything else."""
+        """Store memory and files, release everything else.
+
+        If a running sandbox would have to wait for its turn, it is frozen and returned so: it must
+        not run meanwhile. The next call waits, and a thaw before its turn ends the attempt.
+        """
         checkpointer = await self._capabilities.checkpointer()
         async with self._lifecycle.lock(uid):
             sandbox = self._lifecycle.get(uid)
             if sandbox.record.state is InstanceState.HIBERNATED:
                 return sandbox.instance()
+            waiting = sandbox.record.state
+            if waiting is InstanceState.RUNNING and self._must_wait(sandbox):
+                self._ensure_room("hibernate", sandbox)
+                log.info("sandbox is frozen until it can be stored", extra=fields(sandbox=uid))
+                return await self._freezer.freeze_locked(sandbox)
         async with self._turn(HeavyKind.DUMP, sandbox), self._lifecycle.lock(uid):
             sandbox = self._lifecycle.get(uid)
             sandbox.expect(*UP, InstanceState.HIBERNATED, doing="hibernated")
             if sandbox.record.state is InstanceState.HIBERNATED:
                 return sandbox.instance()
+            if waiting is InstanceState.FROZEN and sandbox.record.state is not waiting:
+                raise ConflictError(f"sandbox {uid} was thawed before it could be hibernated")
             self._ensure_room("hibernate", sandbox)
             before = sandbox.record.state
             pid, pidfd = self._init_pid(sandbox), os.dup(sandbox.pidfd or 0)
@@ -114,6 +124,21 @@ class Hibernation:
             self._mark_settled(sandbox, InstanceState.HIBERNATED)
             log.info("sandbox hibernated", extra=fields(sandbox=uid))
             return sandbox.instance()
+
+    async def _hibernate_in_turn(self, uid: str) -> None:
+        """Hibernate a sandbox, frozen while it waits for its turn."""
+        if (await self.hibernate(uid)).state is not InstanceState.FROZEN:
+            return
+        try:
+            await self.hibernate(uid)
+        except BaseException:
+            with contextlib.suppress(NotFoundError, ConflictError):  # it ended meanwhile
+                await self._freezer.thaw(uid)
+            raise
+
+    def _must_wait(self, sandbox: NodeSandbox) -> bool:
+        """Whether a dump would wait for its turn, and the sandbox can be frozen until then."""
+        return self._context.cgroups.is_usable and self._heavy.is_busy(self._team(sandbox))
 
     async def stop(self, uid: str) -> Instance:
         """Kill all processes, keep the files."""
@@ -164,12 +189,12 @@ class Hibernation:
     ) -> StoredCheckpoint:
         """Store files, and memory if wanted, as a checkpoint; an existing id is returned."""
         records.check_uid(checkpoint_id)
-        if (known := self._records.read(checkpoint_id)) is not None:
+        if (known := self.records.read(checkpoint_id)) is not None:
             return known.stored
         checkpointer = await self._capabilities.checkpointer() if memory else None
         turn = self._turn(HeavyKind.DUMP, self._lifecycle.get(uid))
         async with turn, self._lifecycle.lock(uid):
-            if (known := self._records.read(checkpoint_id)) is not None:
+            if (known := self.records.read(checkpoint_id)) is not None:
                 return known.stored
             sandbox = self._lifecycle.get(uid)
             wanted = _KEPT[:3] if memory else _KEPT
@@ -177,12 +202,12 @@ class Hibernation:
             if memory and sandbox.record.state in UP:
                 self._ensure_room("store the memory of", sandbox)
             await self._store(sandbox, checkpoint_id, checkpointer)
-            record = await self._records.write(
+            record = await self.records.write(
                 sandbox, checkpoint_id, has_memory=memory, created_at=self._lifecycle.clock.now()
             )
             is_up = sandbox.record.state in UP
         if is_up and not keep_running:
-            await (self.hibernate(uid) if memory else self.stop(uid))
+            await (self._hibernate_in_turn(uid) if memory else self.stop(uid))
         return record.stored
 
     async def fork(self, uid: str, children: tuple[Blueprint, ...]) -> tuple[Instance | str, ...]:
@@ -215,7 +240,7 @@ class Hibernation:
         async with turn, self._lifecycle.lock(blueprint.uid):
             if (there := self._lifecycle.by_uid.get(blueprint.uid)) is not None:
                 return there.instance()
-            stored = self._records.read(blueprint.checkpoint_id)
+            stored = self.records.read(blueprint.checkpoint_id)
             if stored is None:
                 raise NotFoundError(f"checkpoint {blueprint.checkpoint_id} is not on this node")
             sandbox = await self._create_from_checkpoint(blueprint, stored)
@@ -227,15 +252,13 @@ class Hibernation:
 
     async def checkpoints(self) -> tuple[StoredCheckpoint, ...]:
         """List the checkpoints of this node."""
-        names = await self._context.run_in_thread(self._context.storage.checkpoints)
-        found = (self._records.read(name) for name in names)
-        return tuple(record.stored for record in found if record is not None)
+        return tuple(record.stored for record in await self.records.all())
 
     async def delete_checkpoint(self, checkpoint_id: str) -> None:
         """Delete a checkpoint; an unknown id is no error."""
         records.check_uid(checkpoint_id)
         # The record first: without it the checkpoint does not exist.
-        self._records.remove(checkpoint_id)
+        self.records.remove(checkpoint_id)
         await self._context.run_in_thread(self._context.storage.delete_checkpoint, checkpoint_id)
 
     async def delete_all_checkpoints(self) -> None:
@@ -248,8 +271,11 @@ class Hibernation:
     def _turn(
         self, kind: HeavyKind, sandbox: NodeSandbox
     ) -> contextlib.AbstractAsyncContextManager[None]:
-        team = team_of(sandbox.record.agent, sandbox.record.blueprint.namespace)
-        return self._heavy.turn(kind, team, sandbox.uid)
+        return self._heavy.turn(kind, self._team(sandbox), sandbox.uid)
+
+    @staticmethod
+    def _team(sandbox: NodeSandbox) -> str:
+        return team_of(sandbox.record.agent, sandbox.record.blueprint.namespace)
 
     async def _store(
         self, sandbox: NodeSandbox, checkpoint_id: str, checkpointer: Checkpointer | None
@@ -258,11 +284,7 @@ class Hibernation:
         if sandbox.record.state not in UP:
             await self._context.run_in_thread(storage.snapshot, name, checkpoint_id)
             if checkpointer is not None:
-                await self._context.run_in_thread(
-                    _link_tree,
-                    storage.sandbox_memory(name),
-                    storage.checkpoint_memory(checkpoint_id),
-                )
+                await self._context.run_in_thread(storage.copy_memory, name, checkpoint_id)
             return
         await self._context.run_in_thread(storage.flush, name)
         unlock_workdir(self._context, name)
@@ -299,6 +321,7 @@ class Hibernation:
     ) -> NodeSandbox:
         storage = self._context.storage
         checkpoint_id = stored.stored.id
+        has_memory = stored.stored.has_memory and blueprint.restore_memory
         blueprint = structs.replace(
             blueprint,
             image=stored.stored.image,
@@ -314,7 +337,8 @@ class Hibernation:
             agent=blueprint.agent,
             egress=blueprint.egress,
             layers=stored.layers,
-            is_started=stored.is_started and stored.stored.has_memory,
+            # What runs in the memory was started before it was stored.
+            is_started=has_memory,
             incarnation=blueprint.incarnation - 1,
         )
         sandbox = NodeSandbox(self._context, record, self._lifecycle.clock, self._lifecycle.spawn)
@@ -326,7 +350,7 @@ class Hibernation:
                 blueprint.uid,
                 limit_bytes=sandbox.limits.disk_bytes or 0,
             )
-            if stored.stored.has_memory:
+            if has_memory:
                 memory = storage.checkpoint_memory(checkpoint_id)
                 await self._restore_memory(sandbox, memory, keep_connections=False)
             else:
@@ -472,9 +496,3 @@ class Hibernation:
         if sandbox.record.init is None:
             raise ConflictError(f"sandbox {sandbox.uid} is not running")
         return sandbox.record.init.pid
-
-
-def _link_tree(source: Path, target: Path) -> None:
-    """Copy a directory of images, which are never written again, by hard links."""
-    shutil.rmtree(target, ignore_errors=True)
-    shutil.copytree(source, target, copy_function=os.link)

@@ -2,7 +2,8 @@
 
 `inspect` reads from /proc what the processes of one sandbox hold; `kernel/uncharged.py` judges it.
 A sandbox that has used no CPU time since it was last inspected holds what it held then, so an idle
-one costs the read of a counter.
+one costs the read of a counter. All are inspected every two seconds, and at once when the kernel
+memory of the machine grows (`kernel/kernel_growth.py`), those first that have run most.
 """
 
 import asyncio
@@ -18,6 +19,7 @@ from msgspec import structs
 from paddock.kit.logs import fields
 from paddock.runtime.local.kernel import syscalls, uncharged
 from paddock.runtime.local.kernel.cgroups import Cgroups
+from paddock.runtime.local.kernel.kernel_growth import KernelGrowth
 from paddock.runtime.local.kernel.uncharged import LockTable, ProcessFacts, UnchargedMemory
 from paddock.runtime.local.sandbox.sandbox import NodeSandbox
 
@@ -30,7 +32,16 @@ _FEW_CONNECTIONS = 4096
 _FEW_THREADS = 16
 """Up to this number, filters of threads are not read: those of one take up to 0.8 MiB."""
 _TURNS = 4
-"""Each inspection first reads one of so many threads."""
+"""Each regular inspection first reads one of so many threads."""
+_LOOK_SECONDS = 0.1
+"""How often the kernel memory of the machine is read."""
+_INSPECT_SECONDS = 2.0
+_REST = 3
+"""After inspections that growth caused, the watch rests for so many times as long …"""
+_MOST_REST_SECONDS = 0.5
+"""… but no longer: an attack takes hundreds of MiB per second."""
+_ERROR_SHARE = 8
+"""The number of connections may be wrong by this part of the allowance."""
 _MAX_TABLES = 16
 """Threads with more tables of descriptors than this are not compared with each other."""
 
@@ -48,8 +59,28 @@ class KernelMemoryWatch:
         """The CPU time of each sandbox when it was last inspected, by uid."""
         self._turn = 0
 
-    async def check_all(self, sandboxes: Sequence[NodeSandbox]) -> None:
-        """Kill those of all sandboxes with processes that hold more than their limit allows."""
+    async def run(self, sandboxes: Callable[[], Sequence[NodeSandbox]]) -> None:
+        """Check the sandboxes until cancelled."""
+        growth, last = KernelGrowth(self._proc), 0.0
+        pause, now = _LOOK_SECONDS, asyncio.get_running_loop().time
+        while True:
+            await asyncio.sleep(pause)
+            pause, began = _LOOK_SECONDS, now()
+            has_grown = growth.has_grown()
+            if not has_grown and began - last < _INSPECT_SECONDS:
+                continue
+            try:
+                await self.check_all(sandboxes(), thorough=has_grown)
+            except Exception:
+                log.exception("kernel memory of sandboxes could not be checked")
+            last = now()
+            pause = max(pause, min((last - began) * _REST, _MOST_REST_SECONDS))
+
+    async def check_all(self, sandboxes: Sequence[NodeSandbox], *, thorough: bool = False) -> None:
+        """Kill those of all sandboxes with processes that hold more than their limit allows.
+
+        If `thorough`, every thread is read, not only those whose turn it is.
+        """
         self._turn += 1
         due = await self._due(sandboxes)
         if not due:
@@ -59,8 +90,11 @@ class KernelMemoryWatch:
             init = sandbox.record.init
             if init is None:
                 continue
-            used = await self._run_in_thread(self.inspect, sandbox.cgroup, init.pid, locks)
-            reason = uncharged.excess(used, sandbox.limits.memory_bytes or _machine_memory())
+            limit = sandbox.limits.memory_bytes or _machine_memory()
+            used = await self._run_in_thread(
+                self.inspect, sandbox.cgroup, init.pid, locks, limit, thorough
+            )
+            reason = uncharged.excess(used, limit)
             # Its cgroup may belong to another sandbox by now.
             if reason is not None and sandbox.record.init == init:
                 log.warning(
@@ -71,26 +105,37 @@ class KernelMemoryWatch:
                 self._cgroups.kill(sandbox.cgroup)
 
     async def _due(self, sandboxes: Sequence[NodeSandbox]) -> list[NodeSandbox]:
-        """Return the sandboxes that have run since they were last inspected."""
-        due: list[NodeSandbox] = []
+        """Return the sandboxes that have run since they were last inspected, busy ones first."""
+        due: list[tuple[float, NodeSandbox]] = []
         known, self._inspected_at = self._inspected_at, {}
         for sandbox in sandboxes:
             used, last = self._cgroups.cpu_seconds(sandbox.cgroup), known.get(sandbox.uid)
             # A restored sandbox has a new cgroup, whose counter begins at 0.
             if last is None or not 0 <= used - last < _LEAST_CPU_SECONDS:
-                due.append(sandbox)
+                due.append((used - (last or 0), sandbox))
                 last = used
             self._inspected_at[sandbox.uid] = last
             await asyncio.sleep(0)  # do not block the loop: there may be hundreds
-        return due
+        due.sort(key=lambda one: one[0], reverse=True)
+        return [sandbox for _, sandbox in due]
 
     def locks(self) -> LockTable:
         """Return the file locks of the machine."""
         return LockTable(_read(self._proc / "locks"))
 
-    def inspect(self, cgroup: str, init: int, locks: LockTable) -> UnchargedMemory:
-        """Measure a sandbox; processes that exit meanwhile are left out."""
-        processes = self._processes(cgroup)
+    def inspect(
+        self,
+        cgroup: str,
+        init: int,
+        locks: LockTable,
+        memory_limit: int = 0,
+        thorough: bool = False,
+    ) -> UnchargedMemory:
+        """Measure a sandbox; processes that exit meanwhile are left out.
+
+        What is more than the allowance for this limit may be less exact.
+        """
+        processes = self._processes(cgroup, thorough)
         tables = self._proc / str(init) / "net"
         devices: frozenset[str] = frozenset()
         if locks.has_file_locks:
@@ -102,16 +147,21 @@ class KernelMemoryWatch:
             processes,
             netlink=uncharged.netlink_bytes(_read(tables / "netlink")),
             udp=sum(map(uncharged.udp_bytes, udp)) + max(errors, 0),
-            tcp=self._unaccepted(tables),
+            tcp=self._unaccepted(tables, processes, uncharged.allowance(memory_limit)),
             multicast=uncharged.multicast_bytes(_read(tables / "igmp"), _read(tables / "igmp6")),
             locks=locks.count((process.pid for process in processes), devices),
             compiled_filters=self._compiled_filters(processes),
         )
 
-    def _unaccepted(self, tables: Path) -> int:
-        sockstats = (_read(tables / name) for name in ("sockstat", "sockstat6"))
-        if uncharged.tcp_sockets(*sockstats) <= _FEW_CONNECTIONS:
+    def _unaccepted(self, tables: Path, processes: Sequence[ProcessFacts], allowed: int) -> int:
+        sockets = uncharged.tcp_sockets(*(_read(tables / one) for one in ("sockstat", "sockstat6")))
+        if sockets.total <= _FEW_CONNECTIONS:
             return 0
+        descriptors = sum(process.descriptors for process in processes)
+        least = sockets.least_bytes(descriptors)
+        is_exact = descriptors * uncharged.CONNECTION_BYTES <= allowed // _ERROR_SHARE
+        if is_exact or least > allowed:
+            return least  # to read a table of very many takes seconds
         return sum(uncharged.unaccepted_bytes(_read(tables / name)) for name in ("tcp", "tcp6"))
 
     def _compiled_filters(self, processes: Sequence[ProcessFacts]) -> int | None:
@@ -121,7 +171,7 @@ class KernelMemoryWatch:
             return None
         return uncharged.compiled_filter_bytes(_read(self._proc / "vmallocinfo"))
 
-    def _processes(self, cgroup: str) -> list[ProcessFacts]:
+    def _processes(self, cgroup: str, thorough: bool) -> list[ProcessFacts]:
         processes: list[ProcessFacts] = []
         for pid in self._cgroups.processes(cgroup):
             directory = self._proc / str(pid)
@@ -134,33 +184,42 @@ class KernelMemoryWatch:
             return processes
         has_many = threads > _FEW_THREADS
         return [
-            process if process.threads == 1 else self._with_threads(process, has_many)
+            process if process.threads == 1 else self._with_threads(process, has_many, thorough)
             for process in processes
         ]
 
-    def _with_threads(self, facts: ProcessFacts, has_many: bool) -> ProcessFacts:
-        """Add what threads have of their own: filters, and tables of descriptors."""
-        descriptors = 0
-        tables: list[int] = []
+    def _with_threads(self, facts: ProcessFacts, has_many: bool, thorough: bool) -> ProcessFacts:
+        """Add what threads have of their own: filters, and tables of descriptors.
+
+        All threads are read only if one of those whose turn it is has something.
+        """
         tasks = self._proc / str(facts.pid) / "task"
         tids = [int(name) for name in _names(tasks)]
-        filters = self._filters(tasks, [t for t in tids if t != facts.pid]) if has_many else 0
-        for tid in tids:
-            with contextlib.suppress(FileNotFoundError, ProcessLookupError):
-                if not any(syscalls.same_descriptors(tid, known) for known in tables):
-                    descriptors += _descriptors(tasks / str(tid) / "fd")
-                    tables = [*tables, tid][:_MAX_TABLES]
-        return structs.replace(facts, thread_filters=filters, descriptors=descriptors)
+        others = [tid for tid in tids if tid != facts.pid]
+        in_turn = others if thorough else others[self._turn % _TURNS :: _TURNS] or others
+        if has_many and any(_own_filters(tasks, tid) for tid in in_turn):
+            filters = sum(_own_filters(tasks, tid) for tid in others)
+            facts = structs.replace(facts, thread_filters=filters)
+        if not all(syscalls.same_descriptors(facts.pid, tid) for tid in in_turn):
+            facts = structs.replace(facts, descriptors=_descriptors_of_all(tasks, tids))
+        return facts
 
-    def _filters(self, tasks: Path, tids: Sequence[int]) -> int:
-        """Return the number of filters of threads; 0 if those whose turn it is have none."""
 
-        def own(tid: int) -> int:
-            return max(uncharged.filter_count(_read(tasks / str(tid) / "status")) - 1, 0)
+def _own_filters(tasks: Path, tid: int) -> int:
+    """Return the number of filters that a thread may have of its own."""
+    return max(uncharged.filter_count(_read(tasks / str(tid) / "status")) - 1, 0)
 
-        if not any(map(own, tids[self._turn % _TURNS :: _TURNS])):
-            return 0
-        return sum(map(own, tids))
+
+def _descriptors_of_all(tasks: Path, tids: Sequence[int]) -> int:
+    """Return the number of descriptors in all tables that threads have."""
+    descriptors = 0
+    tables: list[int] = []
+    for tid in tids:
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+            if not any(syscalls.same_descriptors(tid, known) for known in tables):
+                descriptors += _descriptors(tasks / str(tid) / "fd")
+                tables = [*tables, tid][:_MAX_TABLES]
+    return descriptors
 
 
 def _descriptors(directory: Path) -> int:

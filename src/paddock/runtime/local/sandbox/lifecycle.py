@@ -127,7 +127,9 @@ class SandboxLifecycle:
             return sandbox.instance()
 
     async def _create(self, blueprint: Blueprint) -> NodeSandbox:
-        image, layers = await self.context.image(blueprint.image)
+        image, layers = await self.context.image(
+            blueprint.image, digest=blueprint.image_digest, team=blueprint.image_team
+        )
         # The layers of `host` are init's, its own, and perhaps the machine's root.
         facts = image.facts if image is not None else host.layer_facts(Path(layers[1]))
         check_image(blueprint, facts)
@@ -135,6 +137,7 @@ class SandboxLifecycle:
             config = image.config
             blueprint = structs.replace(
                 blueprint,
+                image_digest=image.digest,
                 env={**config.env, **blueprint.env},
                 workdir=blueprint.workdir or config.workdir,
             )

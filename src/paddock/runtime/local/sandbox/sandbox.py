@@ -14,8 +14,9 @@ from msgspec import structs
 
 from paddock.envd.config import CA_VARIABLES, Config, EnvdSettings
 from paddock.envd.process.init_client import take_channel
+from paddock.envd.process.init_protocol import ChannelClosedError
 from paddock.kit.clock import Clock
-from paddock.kit.errors import ConflictError
+from paddock.kit.errors import ConflictError, UnavailableError
 from paddock.kit.logs import fields
 from paddock.runtime import outbound, rates
 from paddock.runtime.local.envd.envd_listener import EnvdListener
@@ -113,6 +114,7 @@ class NodeSandbox:
             reason=record.reason,
             started_at=record.started_at,
             image=record.blueprint.image,
+            image_digest=record.blueprint.image_digest,
             node_name=self.context.settings.node_name,
             incarnation=record.incarnation,
             stored_bytes=self._stored_bytes(),
@@ -206,10 +208,15 @@ class NodeSandbox:
         """Return the node's channel for commands, opening it if needed."""
         if self.pidfd is None or self.record.init is None:
             raise ConflictError(f"sandbox {self.uid} is not running")
-        if self._commands is None:
-            self._commands = Commands(self.pidfd, self.record.init.pid, self.log_file, self._spawn)
-            await self._commands.attach()
-        return self._commands
+        if self._commands is not None:
+            return self._commands
+        try:
+            commands = Commands(self.pidfd, self.record.init.pid, self.log_file, self._spawn)
+            self._commands = commands
+            await commands.attach()
+        except (OSError, ChannelClosedError) as problem:
+            raise UnavailableError(f"sandbox {self.uid} has just exited") from problem
+        return commands
 
     def namespace(self, name: str) -> int:
         """Open a namespace of the running sandbox: `net`, `mnt`, `user`, `uts` …"""

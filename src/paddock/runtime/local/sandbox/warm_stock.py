@@ -101,6 +101,12 @@ class WarmStock:
         return len(self._sandboxes)
 
     @property
+    def layers(self) -> frozenset[str]:
+        """The layers of warm sandboxes, also of those that are being built."""
+        kinds = {*(warm.kind for warm in self._sandboxes), *self._recent_kinds}
+        return frozenset(layer for kind in kinds for layer in kind.layers)
+
+    @property
     def most_requested(self) -> tuple[WarmKind | None, int]:
         """The kind that is kept warm, and the number of warm sandboxes of that kind."""
         kind, _, _ = self._targets()

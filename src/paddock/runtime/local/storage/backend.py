@@ -45,6 +45,16 @@ class Backend(Protocol):
     @property
     def capabilities(self) -> StorageCapabilities: ...
 
+    @property
+    def shares_disk(self) -> bool:
+        """Whether what trees hold takes space of the file system of the store directly."""
+        ...
+
+    @property
+    def can_tighten(self) -> bool:
+        """Whether usage and limit of a tree are known and changed at once."""
+        ...
+
     def create_tree(self, path: Path) -> None:
         """Create an empty tree."""
         ...

@@ -46,6 +46,15 @@ class BtrfsBackend:
     def capabilities(self) -> StorageCapabilities:
         return self._capabilities
 
+    @property
+    def shares_disk(self) -> bool:
+        """Whether it is the file system of the state directory, not an image."""
+        return self._image is None
+
+    @property
+    def can_tighten(self) -> bool:
+        return self._capabilities.can_limit_disk
+
     def create_tree(self, path: Path) -> None:
         """Create an empty subvolume."""
         self._ensure_room()
@@ -78,7 +87,7 @@ class BtrfsBackend:
         if not self._capabilities.can_limit_disk:
             return
         try:
-            btrfs_ioctl.limit_subvolume(path, limit_bytes)
+            btrfs_ioctl.limit_subvolume(self._root, path, limit_bytes)
         except OSError as error:
             raise storage_error(error, f"cannot limit {path.name}") from error
 

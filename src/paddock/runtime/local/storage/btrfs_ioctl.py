@@ -114,12 +114,15 @@ def enable_quotas(path: Path) -> bool:
     return False
 
 
-def limit_subvolume(path: Path, limit_bytes: int) -> None:
-    """Limit data and metadata of a subvolume; 0 removes the limit."""
-    bound = limit_bytes if limit_bytes > 0 else _NO_LIMIT
-    with _opened(path) as fd:
-        # A qgroup id of 0 means the subvolume of the descriptor.
-        _call(fd, _QGROUP_LIMIT, _LIMIT_ARGS.pack(0, _LIMIT_REFERENCED, bound, 0, 0, 0))
+def limit_subvolume(root: Path, path: Path, limit_bytes: int) -> None:
+    """Limit data and metadata of a subvolume; 0 removes the limit.
+
+    The call is made in the root directory of all subvolumes: it needs space there, which the
+    subvolume itself may have used up.
+    """
+    bound, group = limit_bytes if limit_bytes > 0 else _NO_LIMIT, subvolume_id(path)
+    with _opened(root) as fd:
+        _call(fd, _QGROUP_LIMIT, _LIMIT_ARGS.pack(group, _LIMIT_REFERENCED, bound, 0, 0, 0))
 
 
 def drop_qgroup(root: Path, identifier: int) -> None:

@@ -39,6 +39,15 @@ class PlainBackend:
     def capabilities(self) -> StorageCapabilities:
         return self._capabilities
 
+    @property
+    def shares_disk(self) -> bool:
+        return True
+
+    @property
+    def can_tighten(self) -> bool:
+        """Return `False`: a change of a limit visits every file of the tree."""
+        return False
+
     def create_tree(self, path: Path) -> None:
         """Create an empty directory."""
         try:

@@ -43,6 +43,11 @@ class DiskStatus(Struct, frozen=True, kw_only=True):
         """Whether less than the reserve is free."""
         return self.free_bytes < self.reserve_bytes
 
+    @property
+    def has_room(self) -> bool:
+        """Whether the reserve counts as left."""
+        return self.free_bytes >= self.reserve_bytes * _RELEASE
+
 
 def default_reserve(total_bytes: int) -> int:
     """Return 5 % of the disk: at least 2 and at most 8 GiB, and never more than a fifth of it."""
@@ -83,10 +88,13 @@ class DiskReserve:
             "disk_reserve_bytes",
         )
 
-    def writable_bytes(self) -> int:
-        """Return what running sandboxes may still write: half of the reserve stays."""
+    def writable_bytes(self, pending_bytes: int = 0) -> int:
+        """Return what running sandboxes may still write: half of the reserve stays.
+
+        `pending_bytes` are to be written already, and count as free.
+        """
         disk = self.status()
-        return max(0, disk.free_bytes - disk.reserve_bytes // 2)
+        return max(0, disk.free_bytes - pending_bytes - disk.reserve_bytes // 2)
 
     def report(self) -> DiskStatus:
         """Log when the reserve is reached and when it is left; return the status."""
@@ -94,7 +102,7 @@ class DiskReserve:
         if disk.is_low and not self._was_low:
             self._was_low = True
             log.warning("disk reserve is reached: new work is refused", extra=_facts(disk))
-        elif self._was_low and disk.free_bytes >= disk.reserve_bytes * _RELEASE:
+        elif self._was_low and disk.has_room:
             self._was_low = False
             log.info("disk has space again", extra=_facts(disk))
         return disk

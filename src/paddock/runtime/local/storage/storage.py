@@ -13,6 +13,7 @@ incomplete and is removed by `sweep`, which the node calls at start.
 import contextlib
 import os
 import re
+import shutil
 from pathlib import Path
 
 import msgspec
@@ -23,6 +24,7 @@ from paddock.runtime.local.storage import btrfs_ioctl
 from paddock.runtime.local.storage.backend import Backend, Space, StorageCapabilities
 from paddock.runtime.local.storage.btrfs import BtrfsBackend
 from paddock.runtime.local.storage.reserve import DiskReserve
+from paddock.runtime.local.storage.shared_disk import SharedDisk, Tree
 from paddock.runtime.local.storage.trash import Trash
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")
@@ -69,6 +71,7 @@ class Storage:
         self._backend = backend
         self.reserve = reserve or DiskReserve(root)
         """The space to keep free on the disk."""
+        self._shared_disk = SharedDisk(backend, self.reserve)
         for kind in _KINDS:
             for parent in (backend.root, root / "memory", root / "records"):
                 (parent / kind).mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -152,6 +155,8 @@ class Storage:
         record = msgspec.structs.replace(self._require(uid), limit_bytes=limit_bytes)
         self._backend.limit_tree(self._tree(SANDBOXES, uid), _writable_bytes(record))
         self._write(SANDBOXES, uid, record)
+        if self._shared_disk.is_tight:
+            self.keep_reserve()
 
     def usage_bytes(self, uid: str) -> int:
         """Return the usage of a disk, including data shared with its source."""
@@ -181,6 +186,15 @@ class Storage:
         """Return the directory for the memory of a checkpoint; it may not exist."""
         return self._root / "memory" / CHECKPOINTS / _valid_name(checkpoint_id)
 
+    def copy_memory(self, uid: str, checkpoint_id: str) -> None:
+        """Copy the memory of a hibernated disk to a checkpoint, by hard links.
+
+        Its files are never written again.
+        """
+        target = self.checkpoint_memory(checkpoint_id)
+        shutil.rmtree(target, ignore_errors=True)
+        shutil.copytree(self.sandbox_memory(uid), target, copy_function=os.link)
+
     def delete(self, uid: str) -> None:
         """Delete a disk: rename it at once, free it in the background. Unknown uids are ignored."""
         self._forget(SANDBOXES, uid, self.sandbox_memory(uid))
@@ -205,10 +219,21 @@ class Storage:
         """Return the size of the file system."""
         return self._backend.space()
 
-    def keep_reserve(self) -> None:
-        """Report whether the reserve is reached, and let sandboxes write no more than there is."""
-        self.reserve.report()
+    def keep_reserve(self) -> str | None:
+        """Report whether the reserve is reached, and let sandboxes write no more than there is.
+
+        Return the name of a disk whose sandbox must end, since its writes cannot be bounded.
+        """
+        disk = self.reserve.report()
         self._backend.fit_to_disk()
+        return self._shared_disk.keep(self._trees, disk)
+
+    def _trees(self) -> dict[str, Tree]:
+        found: dict[str, Tree] = {}
+        for name in self._names(SANDBOXES):
+            if (record := self._read(SANDBOXES, name)) is not None:
+                found[name] = Tree(self._tree(SANDBOXES, name), _writable_bytes(record))
+        return found
 
     def stored_memory_bytes(self, uid: str) -> int:
         """Return the size of the memory of a hibernated disk."""

@@ -6,7 +6,7 @@ import subprocess
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Generator
+from collections.abc import Collection, Generator
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -28,6 +28,12 @@ class Registry:
         self.host = f"127.0.0.1:{port}"
         self.url = f"http://{self.host}"
         self.log = log
+
+    def lose_blobs(self, digests: Collection[str]) -> None:
+        """Delete the content of blobs; manifests still name them."""
+        for path in self.log.parent.glob("data/**/blobs/sha256/*/*/data"):
+            if path.parent.name in digests:
+                path.unlink()
 
     def requests(self, text: str) -> list[str]:
         """Return the lines of the access log that contain a text."""
@@ -67,6 +73,14 @@ def basic_auth(directory: Path) -> str:
     file = directory / "htpasswd"
     subprocess.run(["htpasswd", "-Bbc", str(file), USER, PASSWORD], check=True, capture_output=True)
     return f"auth: {{htpasswd: {{realm: test, path: {file}}}}}"
+
+
+def write_config(directory: Path, host: str, user: str, password: str) -> Path:
+    """Write a `config.json` with the credentials of one registry."""
+    path = directory / "config.json"
+    auth = base64.b64encode(f"{user}:{password}".encode()).decode()
+    path.write_text(json.dumps({"auths": {host: {"auth": auth}}}))
+    return path
 
 
 def push(layout: Path, registry: Registry, name: str, *options: str) -> None:

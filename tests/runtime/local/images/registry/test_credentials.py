@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 
 import pytest
+from msgspec import structs
 
 from paddock.kit.errors import InvalidError, UnavailableError
 from paddock.runtime.local.images.registry.challenge import Challenge, parse_challenges
@@ -15,7 +16,8 @@ from paddock.runtime.local.images.registry.credentials import (
     read_config,
 )
 
-ALICE = RegistryCredentials(username="alice", password="p:w")
+TOKEN = RegistryCredentials(host="a.example", identity_token="t")
+ALICE = RegistryCredentials(host="a.example", username="alice", password="p:w")
 AUTH = base64.b64encode(b"alice:p:w").decode()
 
 
@@ -44,13 +46,13 @@ def helper(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str) -> None
 )
 async def test_a_password_is_found_by_host(tmp_path: Path, key: str, host: str) -> None:
     found = config(tmp_path, auths={key: {"auth": AUTH}, "other.example": {"auth": "eDp5"}})
-    assert await credentials_of(found, host) == ALICE
+    assert await credentials_of(found, host) == structs.replace(ALICE, host=host)
     assert await credentials_of(found, "unknown.example") is None
 
 
 async def test_an_identity_token_is_found(tmp_path: Path) -> None:
     found = config(tmp_path, auths={"a.example": {"auth": AUTH, "identitytoken": "t"}})
-    assert await credentials_of(found, "a.example") == RegistryCredentials(identity_token="t")
+    assert await credentials_of(found, "a.example") == TOKEN
 
 
 async def test_a_missing_file_has_no_credentials(tmp_path: Path) -> None:
@@ -84,7 +86,7 @@ async def test_a_credential_helper_can_have_an_identity_token(
 ) -> None:
     helper(tmp_path, monkeypatch, """echo '{"Username":"<token>","Secret":"t"}'""")
     found = config(tmp_path, credHelpers={"a.example": "test"})
-    assert await credentials_of(found, "a.example") == RegistryCredentials(identity_token="t")
+    assert await credentials_of(found, "a.example") == TOKEN
 
 
 async def test_a_credential_helper_without_credentials_is_no_error(

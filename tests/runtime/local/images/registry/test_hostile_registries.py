@@ -4,6 +4,7 @@ import asyncio
 import gzip
 import hashlib
 import json
+import sys
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from pathlib import Path
 
@@ -19,10 +20,10 @@ from paddock.kit.errors import (
     UnsupportedError,
 )
 from paddock.runtime.local.images.registry import download
-from paddock.runtime.local.images.registry.credentials import RegistryCredentials
 from paddock.runtime.local.images.registry.guard import is_private
 from paddock.runtime.local.images.registry.settings import RegistrySettings
 from paddock.runtime.local.images.store import ImageStore
+from paddock.runtime.port import RegistryCredentials
 from tests.ports import free_ports
 from tests.runtime.local.images import builders
 from tests.runtime.local.images.registry.conftest import LAYERS, MakePuller
@@ -129,7 +130,7 @@ async def test_an_interrupted_download_continues_where_it_stopped(
         return response
 
     bad.on_blob = cut
-    assert (await make_puller().pull(bad.name)).is_new
+    assert (await make_puller().pull(bad.name, team="t")).is_new
     assert ranges[0] is None
     assert len(ranges) == 3
     assert ranges[1:] == ["bytes=150000-", "bytes=300000-"]
@@ -155,7 +156,7 @@ async def test_a_server_without_ranges_is_read_from_the_start_again(
         return response
 
     bad.on_blob = cut_once
-    assert (await make_puller().pull(bad.name)).is_new
+    assert (await make_puller().pull(bad.name, team="t")).is_new
 
 
 async def test_a_download_that_never_gets_further_fails(
@@ -172,7 +173,7 @@ async def test_a_download_that_never_gets_further_fails(
 
     bad.on_blob = short
     with pytest.raises(UnavailableError, match="interrupted"):
-        await make_puller().pull(bad.name)
+        await make_puller().pull(bad.name, team="t")
     _nothing_is_left(store, tmp_path)
 
 
@@ -184,7 +185,7 @@ async def test_a_layer_with_another_digest_is_refused(
 
     bad.on_blob = other
     with pytest.raises(InvalidError, match="instead of sha256"):
-        await make_puller().pull(bad.name)
+        await make_puller().pull(bad.name, team="t")
     _nothing_is_left(store, tmp_path)
     assert not list((tmp_path / "downloads").glob("*.part"))
 
@@ -194,7 +195,7 @@ async def test_a_layer_whose_content_is_not_that_of_the_config_is_refused(
 ) -> None:
     bad.config = builders.config_blob((LAYERS[0], builders.tar(builders.entry("x", b"x"))))
     with pytest.raises(InvalidError, match="damaged"):
-        await make_puller().pull(bad.name)
+        await make_puller().pull(bad.name, team="t")
     _nothing_is_left(store, tmp_path)
 
 
@@ -210,7 +211,7 @@ async def test_an_endless_layer_ends_at_its_size(
 
     bad.on_blob = endless
     with pytest.raises(InvalidError, match="sent more than"):
-        await make_puller().pull(bad.name)
+        await make_puller().pull(bad.name, team="t")
     _nothing_is_left(store, tmp_path)
 
 
@@ -224,12 +225,12 @@ async def test_an_endless_manifest_is_refused(bad: Misbehaving, make_puller: Mak
 
     bad.on_manifest = endless
     with pytest.raises(InvalidError, match="sent more than"):
-        await make_puller().pull(bad.name)
+        await make_puller().pull(bad.name, team="t")
 
 
 async def test_a_manifest_by_digest_is_verified(bad: Misbehaving, make_puller: MakePuller) -> None:
     with pytest.raises(InvalidError, match="instead of sha256:0000"):
-        await make_puller().pull(f"127.0.0.1:{bad.port}/app@sha256:{'0' * 64}")
+        await make_puller().pull(f"127.0.0.1:{bad.port}/app@sha256:{'0' * 64}", team="t")
 
 
 async def test_credentials_are_not_sent_to_the_target_of_a_redirect(
@@ -245,7 +246,7 @@ async def test_credentials_are_not_sent_to_the_target_of_a_redirect(
         return web.Response(body={_digest(layer): layer for layer in bad.layers}[digest])
 
     bad.on_blob, bad.on_other = redirect, serve
-    assert (await make_puller().pull(bad.name, credentials=SECRET)).is_new
+    assert (await make_puller().pull(bad.name, credentials=SECRET, team="t")).is_new
     sent = [headers for port, _, headers in bad.seen if port == bad.other_port]
     assert len(sent) == 2
     assert not any("Authorization" in headers for headers in sent)
@@ -268,7 +269,7 @@ async def test_a_redirect_to_a_private_address_is_refused(
     bad.on_blob = redirect
     settings = RegistrySettings(private=frozenset({f"127.0.0.1:{bad.port}"}))
     with pytest.raises((ForbiddenError, InvalidError), match=r"private|TLS|redirects to"):
-        await make_puller(settings).pull(bad.name)
+        await make_puller(settings).pull(bad.name, team="t")
 
 
 async def test_redirects_are_bounded(bad: Misbehaving, make_puller: MakePuller) -> None:
@@ -277,7 +278,7 @@ async def test_redirects_are_bounded(bad: Misbehaving, make_puller: MakePuller) 
 
     bad.on_blob = redirect
     with pytest.raises(UnavailableError, match="redirects too often"):
-        await make_puller().pull(bad.name)
+        await make_puller().pull(bad.name, team="t")
 
 
 async def test_a_registry_with_a_private_address_is_refused_unless_it_is_listed(
@@ -285,8 +286,79 @@ async def test_a_registry_with_a_private_address_is_refused_unless_it_is_listed(
 ) -> None:
     for name in (bad.name, bad.name.replace("127.0.0.1", "localhost")):
         with pytest.raises(ForbiddenError, match="private address"):
-            await make_puller(RegistrySettings()).pull(name)
+            await make_puller(RegistrySettings()).pull(name, team="t")
     assert bad.seen == []
+
+
+async def test_credentials_of_the_operators_netrc_are_never_sent(
+    bad: Misbehaving, make_puller: MakePuller, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    netrc = tmp_path / "netrc"
+    netrc.write_text("machine 127.0.0.1 login operator password secret\n")
+    netrc.chmod(0o600)
+    monkeypatch.setenv("NETRC", str(netrc))
+    await make_puller().pull(bad.name, team="t")
+    assert bad.seen
+    assert not any("Authorization" in headers for _, _, headers in bad.seen)
+
+
+def _use_proxy(bad: Misbehaving, monkeypatch: pytest.MonkeyPatch, *, exceptions: str = "") -> None:
+    """Set the proxy of the environment to one that answers as the registry does."""
+
+    async def answer(request: web.Request, _: bytes) -> web.StreamResponse:
+        if "/manifests/" in request.path:
+            return web.Response(body=bad.manifest)
+        blobs = {_digest(data): data for data in (bad.config, *bad.layers)}
+        return web.Response(body=blobs[request.path.rpartition("/")[2]])
+
+    bad.on_other = answer
+    for name in ("http_proxy", "HTTP_PROXY"):
+        monkeypatch.setenv(name, f"http://localhost:{bad.other_port}")
+    for name in ("no_proxy", "NO_PROXY"):
+        monkeypatch.setenv(name, exceptions)
+
+
+@pytest.mark.parametrize("host", ["localhost", "127.0.0.1", "nowhere.localhost.invalid"])
+async def test_a_proxy_is_not_asked_for_a_private_address(
+    bad: Misbehaving, make_puller: MakePuller, monkeypatch: pytest.MonkeyPatch, host: str
+) -> None:
+    _use_proxy(bad, monkeypatch)
+    name = bad.name.replace("127.0.0.1", host)
+    settings = RegistrySettings(insecure=frozenset({name.partition("/")[0]}))
+    with pytest.raises(ForbiddenError, match=r"private address|cannot be resolved here"):
+        await make_puller(settings).pull(name, team="t")
+    assert bad.seen == []
+
+
+async def test_a_host_without_a_proxy_is_checked_also_if_it_is_the_proxy(
+    bad: Misbehaving, make_puller: MakePuller, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _use_proxy(bad, monkeypatch, exceptions="localhost")
+    with pytest.raises(ForbiddenError, match="private address"):
+        await make_puller(RegistrySettings()).pull(f"localhost:{bad.other_port}/app:1", team="t")
+    assert bad.seen == []
+
+
+@pytest.mark.parametrize(("exceptions", "is_direct"), [("", False), ("127.0.0.1", True)])
+async def test_pulls_use_the_proxy_of_the_environment_and_its_exceptions(
+    bad: Misbehaving,
+    make_puller: MakePuller,
+    monkeypatch: pytest.MonkeyPatch,
+    exceptions: str,
+    is_direct: bool,
+) -> None:
+    _use_proxy(bad, monkeypatch, exceptions=exceptions)
+    settings = RegistrySettings(private=frozenset({f"127.0.0.1:{bad.port}"}))
+    assert (await make_puller(settings).pull(bad.name, team="t")).is_new
+    assert {port for port, _, _ in bad.seen} == {bad.port if is_direct else bad.other_port}
+
+
+async def test_operators_pull_names_that_only_their_proxy_resolves(
+    bad: Misbehaving, make_puller: MakePuller, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _use_proxy(bad, monkeypatch)
+    settings = RegistrySettings(insecure=frozenset({"only-the-proxy.invalid"}))
+    assert (await make_puller(settings).pull("only-the-proxy.invalid/app:1", team=None)).is_new
 
 
 async def test_a_token_server_with_a_private_address_is_refused(
@@ -299,7 +371,7 @@ async def test_a_token_server_with_a_private_address_is_refused(
     bad.on_manifest = challenge
     settings = RegistrySettings(private=frozenset({f"127.0.0.1:{bad.port}"}))
     with pytest.raises(ForbiddenError, match="private address"):
-        await make_puller(settings).pull(bad.name, credentials=SECRET)
+        await make_puller(settings).pull(bad.name, credentials=SECRET, team="t")
 
 
 async def test_a_token_server_without_tls_gets_no_credentials(
@@ -311,7 +383,7 @@ async def test_a_token_server_without_tls_gets_no_credentials(
 
     bad.on_manifest = challenge
     with pytest.raises(ForbiddenError, match="without TLS"):
-        await make_puller().pull(bad.name, credentials=SECRET)
+        await make_puller().pull(bad.name, credentials=SECRET, team="t")
 
 
 async def test_the_limit_of_a_registry_is_reported_with_its_time(
@@ -322,7 +394,7 @@ async def test_the_limit_of_a_registry_is_reported_with_its_time(
 
     bad.on_manifest = limited
     with pytest.raises(RateLimitedError) as caught:
-        await make_puller().pull(bad.name)
+        await make_puller().pull(bad.name, team="t")
     assert caught.value.retry_after_seconds == 17
 
 
@@ -349,7 +421,7 @@ async def test_a_malformed_manifest_is_refused(
 
     bad.on_manifest = malformed
     with pytest.raises(error, match=text):
-        await make_puller().pull(bad.name)
+        await make_puller().pull(bad.name, team="t")
 
 
 @pytest.mark.parametrize(
@@ -365,7 +437,7 @@ async def test_layers_that_are_no_files_of_the_registry_are_refused(
 ) -> None:
     bad.layer_type = media_type
     with pytest.raises(UnsupportedError, match="a layer of"):
-        await make_puller().pull(bad.name)
+        await make_puller().pull(bad.name, team="t")
 
 
 async def test_an_image_larger_than_the_disk_is_refused_before_the_download(
@@ -373,7 +445,7 @@ async def test_an_image_larger_than_the_disk_is_refused_before_the_download(
 ) -> None:
     bad.sizes[0] = 1 << 60
     with pytest.raises(UnavailableError, match="MiB left"):
-        await make_puller().pull(bad.name)
+        await make_puller().pull(bad.name, team="t")
     config = _digest(bad.config)
     assert [path for _, path, _ in bad.seen if "/blobs/" in path and config not in path] == []
 
@@ -390,7 +462,7 @@ async def test_a_pull_that_is_cancelled_leaves_no_image_and_no_layer(
         return web.Response(body=data)
 
     bad.on_blob = slow
-    task = asyncio.create_task(make_puller().pull(bad.name))
+    task = asyncio.create_task(make_puller().pull(bad.name, team="t"))
     await is_there.wait()
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -398,7 +470,64 @@ async def test_a_pull_that_is_cancelled_leaves_no_image_and_no_layer(
     go_on.set()
     _nothing_is_left(store, tmp_path)
     bad.on_blob = None
-    assert (await make_puller().pull(bad.name)).is_new
+    assert (await make_puller().pull(bad.name, team="t")).is_new
+
+
+async def test_a_pull_that_is_killed_leaves_no_image_and_no_layer_and_continues(
+    bad: Misbehaving, store: ImageStore, make_puller: MakePuller, tmp_path: Path
+) -> None:
+    bad.layers[1] = gzip.compress(LAYERS[1], 0) + gzip.compress(b"\0" * 400_000, 0)
+    bad.config = builders.config_blob((LAYERS[0], LAYERS[1] + b"\0" * 400_000))
+    go_on = asyncio.Event()
+    ranges: list[str | None] = []
+
+    async def stuck(request: web.Request, data: bytes) -> web.StreamResponse:
+        if data is not bad.layers[1]:
+            return web.Response(body=data)
+        ranges.append(request.headers.get("Range"))
+        start = int((ranges[-1] or "bytes=0-")[6:-1])
+        response = web.StreamResponse(status=206 if start else 200)
+        response.content_length = len(data) - start
+        if start:
+            response.headers["Content-Range"] = f"bytes {start}-{len(data) - 1}/{len(data)}"
+        await response.prepare(request)
+        await response.write(data[start : start + 150_000])
+        await go_on.wait()
+        await response.write(data[start + 150_000 :])
+        return response
+
+    bad.on_blob = stuck
+    program = (
+        "import asyncio, pathlib, sys\n"
+        "from paddock.runtime.local.images.registry.puller import Puller\n"
+        "from paddock.runtime.local.images.registry.settings import RegistrySettings\n"
+        "from paddock.runtime.local.images.store import ImageStore\n"
+        "root = pathlib.Path(sys.argv[1])\n"
+        "store = ImageStore(root / 'images')\n"
+        "puller = Puller(store, root / 'downloads', RegistrySettings(private=frozenset('*')))\n"
+        "asyncio.run(puller.pull(sys.argv[2], team='t'))\n"
+    )
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", program, str(tmp_path), bad.name
+    )
+
+    def is_halfway() -> bool:
+        parts = (tmp_path / "downloads").rglob("*.part")
+        layers = (tmp_path / "images/layers").glob("sha256-*")
+        return any(part.stat().st_size >= 150_000 for part in parts) and any(layers)
+
+    async with asyncio.timeout(60):
+        while not is_halfway():
+            assert process.returncode is None
+            await asyncio.sleep(0.02)
+    process.kill()
+    await process.wait()
+    go_on.set()
+    assert "127.0.0.1" not in str([image.name for image in store.images()])
+    assert store.collect()
+    _nothing_is_left(store, tmp_path)
+    assert (await make_puller().pull(bad.name, team="t")).is_new
+    assert ranges == [None, "bytes=150000-"]
 
 
 async def test_a_missing_image_of_a_mirror_comes_from_the_registry(
@@ -412,14 +541,14 @@ async def test_a_missing_image_of_a_mirror_comes_from_the_registry(
     settings = RegistrySettings(
         mirrors={host: (f"http://127.0.0.1:{bad.other_port}",)}, private=frozenset({"*"})
     )
-    pulled = await make_puller(settings).pull(bad.name, credentials=SECRET)
+    pulled = await make_puller(settings).pull(bad.name, credentials=SECRET, team="t")
     assert pulled.is_new
     mirrored = [headers for port, _, headers in bad.seen if port == bad.other_port]
     assert mirrored
     assert not any("Authorization" in headers for headers in mirrored)
     bad.on_manifest = missing
     with pytest.raises(NotFoundError):
-        await make_puller(settings).pull(bad.name.replace("app", "other"))
+        await make_puller(settings).pull(bad.name.replace("app", "other"), team="t")
 
 
 @pytest.mark.parametrize(

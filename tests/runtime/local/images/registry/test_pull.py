@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from paddock.kit.errors import ForbiddenError, InvalidError, NotFoundError, UnavailableError
-from paddock.runtime.local.images.registry.credentials import RegistryCredentials
 from paddock.runtime.local.images.registry.puller import LayerProgress
 from paddock.runtime.local.images.registry.settings import ANY_HOST, RegistrySettings, parse_mirrors
 from paddock.runtime.local.images.store import ImageStore
+from paddock.runtime.port import RegistryCredentials
 from tests.runtime.local.images import builders
 from tests.runtime.local.images.registry.conftest import LAYERS, MakePuller
 from tests.runtime.local.images.registry.servers import (
@@ -33,7 +33,7 @@ async def test_an_image_is_pulled_and_can_be_mounted(
     server: Registry, store: ImageStore, make_puller: MakePuller, tmp_path: Path
 ) -> None:
     seen: list[LayerProgress] = []
-    pulled = await make_puller().pull(f"{server.host}/app:1", on_progress=seen.append)
+    pulled = await make_puller().pull(f"{server.host}/app:1", on_progress=seen.append, team="t")
     image = store.resolve(f"{server.host}/app:1")
     assert pulled.is_new
     assert pulled.image == image
@@ -45,16 +45,17 @@ async def test_an_image_is_pulled_and_can_be_mounted(
     assert {one.state for one in seen} >= {"waiting", "downloading", "unpacking", "unpacked"}
     assert all(one.done_bytes <= one.total_bytes for one in seen)
     # Nothing but empty locks is left of the download.
-    assert sum(path.stat().st_size for path in (tmp_path / "downloads").iterdir()) == 0
+    files = [path for path in (tmp_path / "downloads").rglob("*") if path.is_file()]
+    assert sum(path.stat().st_size for path in files) == 0
 
 
 async def test_an_image_that_is_current_is_not_downloaded_again(
     server: Registry, make_puller: MakePuller
 ) -> None:
     puller = make_puller()
-    first = await puller.pull(f"{server.host}/app:1")
+    first = await puller.pull(f"{server.host}/app:1", team="t")
     before = len(server.requests("/blobs/"))
-    second = await puller.pull(f"{server.host}/app:1")
+    second = await puller.pull(f"{server.host}/app:1", team="t")
     assert (first.is_new, second.is_new) == (True, False)
     assert second.image == first.image
     assert len(server.requests("/blobs/")) == before
@@ -66,8 +67,8 @@ async def test_layers_that_another_image_has_are_not_downloaded(
     more = builders.tar(builders.entry("opt/x", b"x"))
     push(builders.oci_layout(tmp_path / "more", (*LAYERS, more)), server, "more:1")
     puller = make_puller()
-    await puller.pull(f"{server.host}/app:1")
-    await puller.pull(f"{server.host}/more:1")
+    await puller.pull(f"{server.host}/app:1", team="t")
+    await puller.pull(f"{server.host}/more:1", team="t")
     # The config and the one new layer.
     assert len(server.requests('"GET /v2/more/blobs/')) == 2
 
@@ -77,7 +78,7 @@ async def test_many_pulls_of_one_image_download_it_once(
 ) -> None:
     layer = builders.tar(builders.entry("big", bytes(range(256)) * 20_000))
     push(builders.oci_layout(tmp_path / "many", (layer,)), server, "many:1")
-    pulls = [make_puller().pull(f"{server.host}/many:1") for _ in range(20)]
+    pulls = [make_puller().pull(f"{server.host}/many:1", team="t") for _ in range(20)]
     done = await asyncio.gather(*pulls)
     assert len({one.digest for one in done}) == 1
     manifest = _manifest(server, "many", "1")
@@ -88,9 +89,9 @@ async def test_many_pulls_of_one_image_download_it_once(
 async def test_an_image_by_digest_is_verified_and_kept(
     server: Registry, store: ImageStore, make_puller: MakePuller
 ) -> None:
-    digest = (await make_puller().pull(f"{server.host}/app:1")).digest
+    digest = (await make_puller().pull(f"{server.host}/app:1", team="t")).digest
     pinned = f"{server.host}/app@{digest}"
-    assert (await make_puller().pull(pinned)).digest == digest
+    assert (await make_puller().pull(pinned, team="t")).digest == digest
     assert store.resolve(pinned).layers == store.resolve(f"{server.host}/app:1").layers
 
 
@@ -98,7 +99,7 @@ async def test_a_layer_compressed_with_zstd_is_unpacked(
     server: Registry, make_puller: MakePuller
 ) -> None:
     assert "zstd" in json.dumps(_manifest(server, "app", "zstd"))
-    image = (await make_puller().pull(f"{server.host}/app:zstd")).image
+    image = (await make_puller().pull(f"{server.host}/app:zstd", team="t")).image
     assert (image.layers[1] / "etc/motd").read_bytes() == b"hello"
 
 
@@ -107,7 +108,7 @@ async def test_an_image_of_docker_hub_comes_from_a_mirror(
 ) -> None:
     mirrors = parse_mirrors(f"docker.io={server.url}")
     puller = make_puller(RegistrySettings(mirrors=mirrors))
-    await puller.pull("python:3.12")
+    await puller.pull("python:3.12", team="t")
     assert store.has("python:3.12")
 
 
@@ -127,7 +128,7 @@ async def test_the_platform_of_this_machine_is_chosen_from_an_index(
         ],
         children=False,
     )
-    assert (await make_puller().pull(f"{server.host}/app:multi")).is_new
+    assert (await make_puller().pull(f"{server.host}/app:multi", team="t")).is_new
     _put_index(
         server,
         "app",
@@ -135,7 +136,7 @@ async def test_the_platform_of_this_machine_is_chosen_from_an_index(
         [{**ours, "platform": {"os": "linux", "architecture": "s390x"}}],
     )
     with pytest.raises(NotFoundError, match="not found for linux/amd64") as caught:
-        await make_puller().pull(f"{server.host}/app:alien")
+        await make_puller().pull(f"{server.host}/app:alien", team="t")
     assert "linux/s390x" in (caught.value.hint or "")
 
 
@@ -143,12 +144,12 @@ async def test_an_image_that_does_not_exist_is_not_found(
     server: Registry, make_puller: MakePuller
 ) -> None:
     with pytest.raises(NotFoundError, match=r"image '127.*/none:1' not found"):
-        await make_puller().pull(f"{server.host}/none:1")
+        await make_puller().pull(f"{server.host}/none:1", team="t")
 
 
 async def test_a_registry_that_is_not_there_is_unreachable(make_puller: MakePuller) -> None:
     with pytest.raises(UnavailableError, match="cannot be reached"):
-        await make_puller().pull("127.0.0.1:9/app:1")
+        await make_puller().pull("127.0.0.1:9/app:1", team="t")
 
 
 async def test_a_registry_with_basic_authentication_needs_the_right_password(
@@ -159,12 +160,12 @@ async def test_a_registry_with_basic_authentication_needs_the_right_password(
         push(layout, server, "app:1", "--dest-creds", f"{USER}:{PASSWORD}")
         name = f"{server.host}/app:1"
         with pytest.raises(ForbiddenError, match="access denied"):
-            await make_puller().pull(name)
+            await make_puller().pull(name, team="t")
         wrong = RegistryCredentials(username=USER, password="wrong")
         with pytest.raises(ForbiddenError, match="access denied"):
-            await make_puller().pull(name, credentials=wrong)
+            await make_puller().pull(name, credentials=wrong, team="t")
         right = RegistryCredentials(username=USER, password=PASSWORD)
-        assert (await make_puller().pull(name, credentials=right)).is_new
+        assert (await make_puller().pull(name, credentials=right, team="t")).is_new
 
 
 async def test_a_registry_with_tokens_gets_one_for_the_repository(
@@ -180,16 +181,16 @@ async def test_a_registry_with_tokens_gets_one_for_the_repository(
                     push, layout, server, name, "--dest-creds", f"{USER}:{PASSWORD}"
                 )
             tokens.asked.clear()
-            assert (await make_puller().pull(f"{server.host}/public/app:1")).is_new
+            assert (await make_puller().pull(f"{server.host}/public/app:1", team="t")).is_new
             assert [one["scope"] for one in tokens.asked] == ["repository:public/app:pull"]
             private = f"{server.host}/private/app:1"
             with pytest.raises(ForbiddenError, match="access denied"):
-                await make_puller().pull(private)
+                await make_puller().pull(private, team="t")
             wrong = RegistryCredentials(username=USER, password="wrong")
             with pytest.raises(ForbiddenError, match="refuses a token"):
-                await make_puller().pull(private, credentials=wrong)
+                await make_puller().pull(private, credentials=wrong, team="t")
             identity = RegistryCredentials(identity_token="identity")
-            assert (await make_puller().pull(private, credentials=identity)).is_new
+            assert (await make_puller().pull(private, credentials=identity, team="t")).is_new
     finally:
         await runner.cleanup()
 
@@ -201,7 +202,7 @@ async def test_a_large_image_is_not_held_in_memory(
     layer = builders.tar(builders.entry("big", noise * 48))
     push(builders.oci_layout(tmp_path / "large", (layer,)), server, "large:1")
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    image = (await make_puller().pull(f"{server.host}/large:1")).image
+    image = (await make_puller().pull(f"{server.host}/large:1", team="t")).image
     grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
     assert (image.layers[0] / "big").stat().st_size == 48 << 20
     assert grown < 32 << 10  # KiB

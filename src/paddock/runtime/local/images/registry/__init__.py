@@ -1,7 +1,7 @@
 """Images of registries: parse references, authenticate, download, verify, unpack.
 
-    puller = Puller(store, RegistrySettings(...))
-    image = await puller.pull("python:3.12")
+    puller = Puller(store, downloads, RegistrySettings(...))
+    image = await puller.pull("python:3.12", team="default")
 
 The protocol is that of the OCI distribution specification, with the additions of Docker. Nothing
 that a registry sends is trusted: manifests and layers are verified by digest, sizes are bounded,

@@ -6,7 +6,7 @@ checked like the registry itself.
 
 import contextlib
 import hashlib
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 from urllib.parse import urljoin, urlsplit
 
 import aiohttp
@@ -19,25 +19,46 @@ from paddock.kit.errors import (
     PaddockError,
     RateLimitedError,
     UnavailableError,
+    UnsupportedError,
 )
 from paddock.runtime.local.images.registry.bodies import read_bounded
 from paddock.runtime.local.images.registry.challenge import parse_challenges
-from paddock.runtime.local.images.registry.credentials import RegistryCredentials
-from paddock.runtime.local.images.registry.guard import (
-    GuardedResolver,
-    PrivateAddressError,
-    check_host,
-    refusal,
-)
+from paddock.runtime.local.images.registry.guard import PrivateAddressError, refusal
 from paddock.runtime.local.images.registry.manifests import MANIFEST_TYPES
 from paddock.runtime.local.images.registry.reference import ImageReference
+from paddock.runtime.local.images.registry.session import GuardedSession
 from paddock.runtime.local.images.registry.settings import RegistrySettings
 from paddock.runtime.local.images.registry.tokens import TokenSource
+from paddock.runtime.port import RegistryCredentials
 
 _MAX_REDIRECTS = 5
 _MAX_MANIFEST_BYTES = 4 << 20
 _REDIRECTS = (301, 302, 303, 307, 308)
-_TIMEOUT = aiohttp.ClientTimeout(total=None, connect=30, sock_read=60)
+_SUCCESSES = (200, 201, 202, 206)
+_UPLOAD_TIMEOUT = aiohttp.ClientTimeout(total=None, connect=30, sock_read=600)
+"""A registry verifies a large blob before it answers."""
+
+
+class RequestBody(Struct, frozen=True, kw_only=True):
+    """What is sent to a registry."""
+
+    size: int
+    media_type: str
+    chunks: Callable[[], AsyncIterator[bytes]]
+    """Called for each attempt."""
+
+
+class _Request(Struct, frozen=True, kw_only=True):
+    url: str
+    method: str = "GET"
+    headers: Mapping[str, str] = {}
+    body: RequestBody | None = None
+    actions: str = "pull"
+    """What the token must allow: `pull`, or `pull,push`."""
+
+    @property
+    def is_push(self) -> bool:
+        return self.actions != "pull"
 
 
 class ManifestBytes(Struct, frozen=True, kw_only=True):
@@ -61,10 +82,7 @@ class RegistryClient:
         self._settings = settings
         # A mirror does not get the credentials of the registry.
         self._endpoints = settings.endpoints(reference)
-        connector = aiohttp.TCPConnector(resolver=GuardedResolver(settings), limit_per_host=4)
-        self._session = aiohttp.ClientSession(
-            connector=connector, timeout=_TIMEOUT, auto_decompress=False, trust_env=True
-        )
+        self._session = GuardedSession(settings)
         self._tokens = {
             endpoint: TokenSource(
                 self._session, settings, credentials if endpoint == self._endpoints[-1] else None
@@ -100,6 +118,20 @@ class RegistryClient:
             yield response
 
     @contextlib.asynccontextmanager
+    async def push(
+        self, method: str, target: str, body: RequestBody | None = None
+    ) -> AsyncGenerator[aiohttp.ClientResponse]:
+        """Open the response to a request that belongs to a push: to the registry, not to a mirror.
+
+        The target is a path below the repository, or the location that a response has named.
+        """
+        endpoint = self._endpoints[-1]
+        url = urljoin(f"{endpoint}/v2/{self._reference.repository}/", target)
+        request = _Request(url=url, method=method, body=body, actions="pull,push")
+        async with await self._open(endpoint, request) as response:
+            yield response
+
+    @contextlib.asynccontextmanager
     async def _get(
         self, path: str, headers: Mapping[str, str]
     ) -> AsyncGenerator[aiohttp.ClientResponse]:
@@ -108,7 +140,7 @@ class RegistryClient:
         for endpoint in self._endpoints:
             url = f"{endpoint}/v2/{self._reference.repository}/{path}"
             try:
-                response = await self._open(endpoint, url, headers)
+                response = await self._open(endpoint, _Request(url=url, headers=headers))
             except (NotFoundError, ForbiddenError, UnavailableError, RateLimitedError) as error:
                 # The registry itself is tried last, so its error is the one that is reported.
                 problem = error
@@ -118,29 +150,31 @@ class RegistryClient:
             return
         raise problem
 
-    async def _open(
-        self, endpoint: str, url: str, headers: Mapping[str, str]
-    ) -> aiohttp.ClientResponse:
+    async def _open(self, endpoint: str, request: _Request) -> aiohttp.ClientResponse:
         tokens = self._tokens[endpoint]
-        scope = f"repository:{self._reference.repository}:pull"
+        scope = f"repository:{self._reference.repository}:{request.actions}"
         authorization = tokens.known(scope)
         for attempt in (1, 2):
-            response = await self._follow(url, headers, authorization)
+            response = await self._follow(endpoint, request, authorization)
             if response.status != 401 or attempt == 2:
-                return await self._checked(response, endpoint)
+                return await self._checked(response, endpoint, request)
             challenges = parse_challenges(response.headers.getall("WWW-Authenticate", []))
             response.close()
             authorization = await tokens.answer(challenges, scope)
             if authorization is None:
-                raise self._denied(endpoint, "it requires credentials")
+                raise self._denied(endpoint, "it requires credentials", request)
         raise AssertionError
 
     async def _follow(
-        self, url: str, headers: Mapping[str, str], authorization: str | None
+        self, endpoint: str, request: _Request, authorization: str | None
     ) -> aiohttp.ClientResponse:
-        origin = urlsplit(url).netloc
+        url, origin = request.url, urlsplit(endpoint).netloc
         for _ in range(_MAX_REDIRECTS + 1):
             parts = urlsplit(url)
+            if parts.scheme not in ("http", "https"):
+                raise InvalidError(
+                    f"the registry of {self._reference.name} redirects to {url[:200]!r}"
+                )
             if parts.scheme == "http" and not (
                 self._settings.may_be_plain(parts.netloc) or self._is_endpoint(url)
             ):
@@ -148,27 +182,41 @@ class RegistryClient:
                     f"the registry of {self._reference.name} redirects to {parts.netloc}, without "
                     "TLS"
                 )
-            if not self._is_endpoint(url):
-                check_host(parts.hostname or "", parts.port, self._settings)
-            sent = dict(headers)
+            sent = dict(request.headers)
             if authorization is not None and parts.netloc == origin:
                 sent["Authorization"] = authorization
-            response = await self._send(url, sent)
+            response = await self._send(url, request, sent)
             if response.status not in _REDIRECTS:
                 return response
             location = response.headers.get("Location", "")
             response.close()
-            url = urljoin(url, location)
-            if urlsplit(url).scheme not in ("http", "https"):
-                raise InvalidError(
-                    f"the registry of {self._reference.name} redirects to {location[:200]!r}"
+            if request.method not in ("GET", "HEAD"):
+                raise UnsupportedError(
+                    f"the registry of {self._reference.name} redirects a {request.method} to "
+                    f"{urlsplit(location).netloc[:200]!r}",
+                    hint="push to the registry by the name that it redirects to",
                 )
+            url = urljoin(url, location)
         raise UnavailableError(f"the registry of {self._reference.name} redirects too often")
 
-    async def _send(self, url: str, headers: Mapping[str, str]) -> aiohttp.ClientResponse:
+    async def _send(
+        self, url: str, request: _Request, headers: Mapping[str, str]
+    ) -> aiohttp.ClientResponse:
         host = urlsplit(url).netloc
         try:
-            return await self._session.get(url, headers=headers, allow_redirects=False)
+            if (body := request.body) is None:
+                return await self._session.request(
+                    request.method, url, headers=headers, is_checked=self._is_endpoint(url)
+                )
+            sizes = {"Content-Length": str(body.size), "Content-Type": body.media_type}
+            return await self._session.request(
+                request.method,
+                url,
+                data=body.chunks(),
+                headers={**headers, **sizes},
+                timeout=_UPLOAD_TIMEOUT,
+                is_checked=self._is_endpoint(url),
+            )
         except aiohttp.ClientConnectorError as error:
             if isinstance(error.os_error, PrivateAddressError):
                 raise refusal(error.os_error) from error
@@ -177,9 +225,9 @@ class RegistryClient:
             raise UnavailableError(f"{host} cannot be reached: {error or 'timeout'}") from error
 
     async def _checked(
-        self, response: aiohttp.ClientResponse, endpoint: str
+        self, response: aiohttp.ClientResponse, endpoint: str, request: _Request
     ) -> aiohttp.ClientResponse:
-        if response.status in (200, 206):
+        if response.status in _SUCCESSES:
             return response
         status, retry_after = response.status, response.headers.get("Retry-After", "")
         response.close()
@@ -187,16 +235,25 @@ class RegistryClient:
         if status == 404:
             raise NotFoundError(f"image {name!r} not found: {host} does not have it")
         if status in (401, 403):
-            raise self._denied(endpoint, f"{host} answers with status {status}")
+            raise self._denied(endpoint, f"{host} answers with status {status}", request)
         if status == 429:
             raise RateLimitedError(
-                f"{host} limits the rate of pulls",
+                f"{host} limits the rate of requests",
                 retry_after_seconds=float(retry_after) if retry_after.isdigit() else 60.0,
-                hint="log in to the registry, or set a mirror with registry_mirrors",
+                hint="log in to the registry"
+                + ("" if request.is_push else ", or set a mirror with registry_mirrors"),
             )
+        if request.is_push and status < 500:
+            raise InvalidError(f"{host} refuses {request.method} for {name} with status {status}")
         raise UnavailableError(f"{host} answers with status {status} for {name}")
 
-    def _denied(self, endpoint: str, reason: str) -> ForbiddenError:
+    def _denied(self, endpoint: str, reason: str, request: _Request) -> ForbiddenError:
+        if request.is_push:
+            return ForbiddenError(
+                f"pushing {self._reference.name!r} is denied: {reason}",
+                hint="log in with an account that can push to this repository: the setting "
+                "registry_config names the file with credentials",
+            )
         return ForbiddenError(
             f"access denied to {self._reference.name!r}: {reason}",
             hint="the image does not exist, or the registry needs other credentials",

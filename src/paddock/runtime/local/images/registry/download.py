@@ -20,6 +20,7 @@ import aiohttp
 from paddock.kit.errors import InvalidError, UnavailableError
 from paddock.runtime.local.images.registry.client import RegistryClient
 from paddock.runtime.local.images.registry.manifests import Descriptor
+from paddock.runtime.local.storage.reserve import DiskReserve
 
 _CHUNK = 1 << 20
 _ATTEMPTS = 5
@@ -28,6 +29,9 @@ _BACKOFF_SECONDS = (0.2, 1.0, 3.0, 10.0)
 _LOCK_POLL_SECONDS = 0.05
 _KEPT_SECONDS = 24 * 3600
 """How long an interrupted download is kept."""
+
+_RESERVE_STEP_BYTES = 64 << 20
+"""How often the space of the disk is checked."""
 
 OnBytes = Callable[[int], None]
 """Called with the number of bytes that a blob has so far."""
@@ -58,6 +62,7 @@ class DownloadDirectory:
         *,
         is_needed: Callable[[], bool],
         on_bytes: OnBytes,
+        reserve: DiskReserve | None = None,
     ) -> IO[bytes] | None:
         """Return a blob, opened; download it unless it is there.
 
@@ -70,7 +75,7 @@ class DownloadDirectory:
                 return None
             path = self.path(blob.digest)
             if not path.exists():
-                await self._download(client, blob, on_bytes)
+                await self._download(client, blob, _checking(reserve, blob, on_bytes))
             on_bytes(blob.size)
             return path.open("rb")
 
@@ -93,14 +98,6 @@ class DownloadDirectory:
         """Remove a blob that was unpacked; one that is being downloaded stays."""
         async with self._locked(digest):
             self.path(digest).unlink(missing_ok=True)
-
-    def remove_old(self) -> None:
-        """Remove downloads that nobody continued for a day."""
-        oldest = time.time() - _KEPT_SECONDS
-        for path in self._directory.iterdir():
-            with contextlib.suppress(FileNotFoundError):
-                if path.stat().st_mtime < oldest:
-                    path.unlink()
 
     async def _attempt(self, client: RegistryClient, blob: Descriptor, on_bytes: OnBytes) -> None:
         part = self._part(blob.digest)
@@ -156,6 +153,32 @@ class DownloadDirectory:
             yield
         finally:
             os.close(descriptor)
+
+
+def remove_old(directory: Path) -> None:
+    """Remove downloads that nobody continued for a day, below a directory."""
+    oldest = time.time() - _KEPT_SECONDS
+    for parent, _, names in os.walk(directory):
+        for path in (Path(parent, name) for name in names):
+            with contextlib.suppress(FileNotFoundError):
+                if path.stat().st_mtime < oldest:
+                    path.unlink()
+
+
+def _checking(reserve: DiskReserve | None, blob: Descriptor, on_bytes: OnBytes) -> OnBytes:
+    """Return `on_bytes` that also raises `DiskFullError` when the disk's reserve is reached."""
+    if reserve is None:
+        return on_bytes
+    checked = 0
+
+    def check(done: int) -> None:
+        nonlocal checked
+        if done - checked >= _RESERVE_STEP_BYTES:
+            checked = done
+            reserve.ensure_room(f"download {blob.digest[:19]}")
+        on_bytes(done)
+
+    return check
 
 
 async def _existing(descriptor: int, size: int) -> AsyncGenerator[bytes]:

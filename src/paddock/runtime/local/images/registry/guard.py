@@ -2,11 +2,13 @@
 
 Tenants choose the host of an image, and a registry chooses where it redirects to and where its
 tokens come from. Each host is resolved once, and the connection is made to the address that was
-checked.
+checked. A proxy resolves names itself, so its targets are also checked before each request.
 """
 
+import asyncio
 import ipaddress
 import socket
+from collections.abc import Collection, Iterable
 from typing import Any
 
 from aiohttp.abc import AbstractResolver, ResolveResult
@@ -25,31 +27,53 @@ class PrivateAddressError(OSError):
 
 
 class GuardedResolver(AbstractResolver):
-    """Resolves names, and raises for a private address unless the host may have one."""
+    """Resolves names, and raises for a private address unless the host may have one.
 
-    def __init__(self, settings: RegistrySettings) -> None:
+    Proxies may have one: the operator configured them.
+    """
+
+    def __init__(
+        self, settings: RegistrySettings, proxies: Collection[tuple[str, int]] = ()
+    ) -> None:
         self._settings = settings
+        self._proxies = proxies
         self._resolver = ThreadedResolver()
 
     async def resolve(
         self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_INET
     ) -> list[ResolveResult]:
         found = await self._resolver.resolve(host, port, family)
-        if not (
-            self._settings.may_be_private(host) or self._settings.may_be_private(f"{host}:{port}")
-        ):
-            for one in found:
-                if is_private(one["host"]):
-                    raise PrivateAddressError(f"{host} has the private address {one['host']}")
+        if (host, port) not in self._proxies and not _may_be_private(host, port, self._settings):
+            _check_addresses(host, (one["host"] for one in found))
         return found
 
     async def close(self) -> None:
         await self._resolver.close()
 
 
+async def check_target(host: str, port: int | None, settings: RegistrySettings) -> None:
+    """Raise if a proxy must not be asked to connect to a host: its addresses are resolved here."""
+    check_host(host, port, settings)
+    if _may_be_private(host, port, settings):
+        return
+    try:
+        found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        _check_addresses(host, (str(one[4][0]) for one in found))
+    except PrivateAddressError as error:
+        raise refusal(error) from error
+    except OSError as error:
+        if settings.may_be_unresolved:
+            return
+        raise ForbiddenError(
+            f"{host} cannot be resolved here ({error}), so its address is not checked before the "
+            "proxy connects to it",
+            hint="an operator allows it with the setting registry_private_hosts",
+        ) from error
+
+
 def check_host(host: str, port: int | None, settings: RegistrySettings) -> None:
     """Raise if a host is a private address; names are checked when they are resolved."""
-    if settings.may_be_private(host) or settings.may_be_private(f"{host}:{port}"):
+    if _may_be_private(host, port, settings):
         return
     try:
         ipaddress.ip_address(host)
@@ -57,6 +81,16 @@ def check_host(host: str, port: int | None, settings: RegistrySettings) -> None:
         return
     if is_private(host):
         raise refusal(host)
+
+
+def _may_be_private(host: str, port: int | None, settings: RegistrySettings) -> bool:
+    return settings.may_be_private(host) or settings.may_be_private(f"{host}:{port}")
+
+
+def _check_addresses(host: str, addresses: Iterable[str]) -> None:
+    for address in addresses:
+        if is_private(address):
+            raise PrivateAddressError(f"{host} has the private address {address}")
 
 
 def refusal(what: Any) -> ForbiddenError:

@@ -6,25 +6,23 @@ what it downloaded, and the next one continues.
 """
 
 import asyncio
+import functools
 import hashlib
 import shutil
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import IO
 
-from msgspec import Struct, structs
+from msgspec import Struct
 
-from paddock.kit.errors import InvalidError, NotFoundError, UnavailableError
+from paddock.kit.errors import DiskFullError, InvalidError, NotFoundError
 from paddock.runtime.local.images.archive import Bundle, LayerStoredError, bundle_of_config
-from paddock.runtime.local.images.model import Image
+from paddock.runtime.local.images.model import Image, PulledFrom
 from paddock.runtime.local.images.registry.bodies import read_bounded
-from paddock.runtime.local.images.registry.client import RegistryClient
-from paddock.runtime.local.images.registry.credentials import (
-    RegistryCredentials,
-    credentials_of,
-    read_config,
-)
-from paddock.runtime.local.images.registry.download import DownloadDirectory
+from paddock.runtime.local.images.registry.client import ManifestBytes, RegistryClient
+from paddock.runtime.local.images.registry.credentials import operator_credentials
+from paddock.runtime.local.images.registry.download import DownloadDirectory, remove_old
 from paddock.runtime.local.images.registry.manifests import (
     Descriptor,
     choose_platform,
@@ -35,6 +33,8 @@ from paddock.runtime.local.images.registry.manifests import (
 from paddock.runtime.local.images.registry.reference import ImageReference, parse_reference
 from paddock.runtime.local.images.registry.settings import RegistrySettings
 from paddock.runtime.local.images.store import ImageStore
+from paddock.runtime.local.storage.reserve import DiskReserve
+from paddock.runtime.port import RegistryCredentials
 
 _MAX_CONFIG_BYTES = 8 << 20
 _PARALLEL_DOWNLOADS = 3
@@ -67,63 +67,105 @@ class PulledImage(Struct, frozen=True, kw_only=True):
 class Puller:
     """Pulls images of registries into one store."""
 
-    def __init__(self, store: ImageStore, downloads: Path, settings: RegistrySettings) -> None:
+    def __init__(
+        self,
+        store: ImageStore,
+        downloads: Path,
+        settings: RegistrySettings,
+        *,
+        reserve: DiskReserve | None = None,
+    ) -> None:
         self._store = store
-        self._downloads = DownloadDirectory(downloads)
         self._directory = downloads
         self._settings = settings
+        self._reserve = reserve
 
     async def pull(
         self,
         text: str,
         *,
+        team: str | None,
         credentials: RegistryCredentials | None = None,
-        is_operator: bool = False,
         on_progress: OnProgress = lambda _: None,
     ) -> PulledImage:
         """Pull an image, unless the store has the one that the registry has now.
 
-        `is_operator` allows what tenants must not do: use the operator's credentials, and name a
-        registry with a private address.
+        `None` instead of a team stands for the operator. That allows what teams must not do: use
+        the operator's credentials, and name a registry with a private address. See `access` for who
+        may use the image afterwards.
         """
         reference = parse_reference(text)
-        self._downloads.remove_old()
         settings = self._settings
-        if is_operator:
-            settings = structs.replace(settings, private=settings.private | {reference.host})
-            if credentials is None and settings.docker_config is not None:
-                config = await asyncio.to_thread(read_config, settings.docker_config)
-                credentials = await credentials_of(config, reference.host)
+        if team is None:
+            settings = settings.for_operator(reference.host)
+            if credentials is None:
+                credentials = await operator_credentials(settings.docker_config, reference.host)
+        teams = (team,) if team is not None and credentials is not None else None
         async with RegistryClient(reference, settings, credentials) as client:
             top = await client.manifest(reference.wanted)
-            if top.digest == self._store.digest_of(reference.name):
-                image = await asyncio.to_thread(self._store.resolve, reference.name)
-                return PulledImage(image=image, digest=top.digest, is_new=False)
-            manifest = decode_manifest(top.data, reference.name)
-            if manifest.manifests is not None:
-                chosen = choose_platform(manifest, this_platform(), reference.name)
-                data = (await client.manifest(chosen.digest)).data
-                manifest = decode_manifest(data, reference.name)
-            config, layers = layers_of(manifest, reference.name)
+            version = reference.version(top.digest).name
+            before = self._store.digest_of(reference.name)
+            name = version if reference.digest else reference.name
+            image = await asyncio.to_thread(self._store.add_version, version, name, teams)
+            if image is not None:
+                return PulledImage(image=image, digest=top.digest, is_new=before != top.digest)
+            config, layers = await self._contents(client, top, reference)
             names = tuple(layer.digest for layer in layers)
             bundle = bundle_of_config(await _config(client, config), names)
-            pull = _Pull(self._store, self._downloads, client, bundle, layers, on_progress)
-            self._check_room(pull.missing, reference)
-            image = await pull.run(reference.name, top.digest)
+            downloads = self._downloads(reference, credentials, team)
+            pull = _Pull(
+                self._store, downloads, client, bundle, layers, team, self._reserve, on_progress
+            )
+            self._check_room(pull.missing, downloads, reference)
+            image = await pull.run(
+                (version,) if reference.digest else (version, reference.name),
+                PulledFrom(top.digest, teams),
+            )
         return PulledImage(image=image, digest=top.digest, is_new=True)
 
-    def _check_room(self, missing: tuple[Descriptor, ...], reference: ImageReference) -> None:
+    async def _contents(
+        self, client: RegistryClient, top: ManifestBytes, reference: ImageReference
+    ) -> tuple[Descriptor, tuple[Descriptor, ...]]:
+        """Return the config and the layers of the image for this machine."""
+        manifest = decode_manifest(top.data, reference.name)
+        if manifest.manifests is not None:
+            chosen = choose_platform(manifest, this_platform(), reference.name)
+            data = (await client.manifest(chosen.digest)).data
+            manifest = decode_manifest(data, reference.name)
+        return layers_of(manifest, reference.name)
+
+    def _downloads(
+        self, reference: ImageReference, credentials: RegistryCredentials | None, team: str | None
+    ) -> DownloadDirectory:
+        """Return the directory of downloads of this host and, if it is not public, of this team.
+
+        So nobody gets a download of others by its digest, and no server can interfere with the
+        downloads from another one.
+        """
+        reader = "" if credentials is None else f"team {team}" if team is not None else "operator"
+        scope = hashlib.sha256(f"{reference.host}\0{reader}".encode()).hexdigest()[:16]
+        remove_old(self._directory)
+        return DownloadDirectory(self._directory / scope)
+
+    def _check_room(
+        self,
+        missing: tuple[Descriptor, ...],
+        downloads: DownloadDirectory,
+        reference: ImageReference,
+    ) -> None:
         """Raise if the disk is too small for the layers, before anything is downloaded."""
-        free = shutil.disk_usage(self._directory).free
         needed = sum(
-            layer.size - self._downloads.bytes_of(layer) + layer.size * _UNPACKED_RATIO
+            layer.size - downloads.bytes_of(layer) + layer.size * _UNPACKED_RATIO
             for layer in missing
         )
+        if self._reserve is not None:
+            self._reserve.ensure_room(f"pull image {reference.name}", needed)
+        free = shutil.disk_usage(self._directory).free
         if needed > free:
-            raise UnavailableError(
+            raise DiskFullError(
                 f"image {reference.name} needs about {needed >> 20:,} MiB, and {self._directory} "
                 f"has {free >> 20:,} MiB left",
-                hint="delete images that are not used: paddock image rm",
+                hint="delete images that are not used: paddock image prune",
             )
 
 
@@ -137,6 +179,8 @@ class _Pull:
         client: RegistryClient,
         bundle: Bundle,
         layers: tuple[Descriptor, ...],
+        team: str | None,
+        reserve: DiskReserve | None,
         on_progress: OnProgress,
     ) -> None:
         self._store = store
@@ -145,17 +189,25 @@ class _Pull:
         self._bundle = bundle
         self._diff_ids = dict(zip(bundle.layers, bundle.diff_ids, strict=True))
         self._layers = {layer.digest: layer for layer in layers}
+        self._team = team
+        self._reserve = reserve
+        self._known = store.stored_layers(team)
         self._on_progress = on_progress
         self._loop = asyncio.get_running_loop()
         self._some = asyncio.Semaphore(_PARALLEL_DOWNLOADS)
         self._tasks: dict[str, asyncio.Task[IO[bytes] | None]] = {}
+        self._is_ending = False
 
     @property
     def missing(self) -> tuple[Descriptor, ...]:
         """The layers that the store does not have."""
-        return tuple(layer for layer in self._layers.values() if self._is_needed(layer.digest))
+        return tuple(
+            layer
+            for layer in self._layers.values()
+            if self._diff_ids[layer.digest] not in self._known
+        )
 
-    async def run(self, name: str, digest: str) -> Image:
+    async def run(self, names: tuple[str, ...], origin: PulledFrom) -> Image:
         """Download what is missing, and import the image."""
         missing = {layer.digest for layer in self.missing}
         for layer in self._layers.values():
@@ -165,16 +217,21 @@ class _Pull:
             else:
                 self._report(layer, "present", layer.size)
         packed = sum(layer.size for layer in self._layers.values())
-        unpacking = asyncio.create_task(
-            asyncio.to_thread(
+        # Unpacking waits for downloads in its thread: it must not be one of those that others need.
+        own = ThreadPoolExecutor(1, thread_name_prefix="unpack")
+        unpacking = asyncio.get_running_loop().run_in_executor(
+            own,
+            functools.partial(
                 self._store.add_bundle,
                 self,
                 self._bundle,
-                name,
+                names,
+                origin,
                 packed_bytes=packed,
-                digest=digest,
-            )
+                known=self._known,
+            ),
         )
+        own.shutdown(wait=False)
         try:
             image = await asyncio.shield(unpacking)
         finally:
@@ -200,7 +257,9 @@ class _Pull:
         return name in self._layers
 
     async def _wait_for(self, layer: Descriptor) -> IO[bytes]:
-        found = await (self._tasks.pop(layer.digest, None) or self._start(layer))
+        if self._is_ending:
+            raise asyncio.CancelledError
+        found = await (self._tasks.get(layer.digest) or self._start(layer))
         self._tasks.pop(layer.digest, None)
         if found is None:
             raise LayerStoredError
@@ -217,12 +276,14 @@ class _Pull:
                 layer,
                 is_needed=lambda: self._is_needed(layer.digest),
                 on_bytes=lambda done: self._report(layer, "downloading", done),
+                reserve=self._reserve,
             )
         self._report(layer, "downloaded", layer.size)
         return found
 
     async def _end_downloads(self) -> None:
         """Cancel what still runs, and close files that nobody has opened."""
+        self._is_ending = True
         tasks = tuple(self._tasks.values())
         for task in tasks:
             task.cancel()
@@ -231,7 +292,7 @@ class _Pull:
                 result.close()
 
     def _is_needed(self, digest: str) -> bool:
-        return not self._store.has_layer(self._diff_ids[digest])
+        return self._diff_ids[digest] not in self._store.stored_layers(self._team)
 
     def _report(self, layer: Descriptor, state: str, done: int) -> None:
         self._on_progress(

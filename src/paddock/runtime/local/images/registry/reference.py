@@ -7,7 +7,7 @@ A reference without a host names an image of Docker Hub, as with other tools: `p
 import ipaddress
 import re
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from paddock.kit.errors import InvalidError
 
@@ -47,6 +47,10 @@ class ImageReference(Struct, frozen=True, kw_only=True):
             repository = f"{self.host}/{repository}"
         tag = f":{self.tag}" if self.tag else ""
         return f"{repository}{tag}" + (f"@{self.digest}" if self.digest else "")
+
+    def version(self, digest: str) -> "ImageReference":
+        """Return the reference to one version, without the tag that leads to it now."""
+        return structs.replace(self, tag="", digest=digest)
 
     @property
     def wanted(self) -> str:

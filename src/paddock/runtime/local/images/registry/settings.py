@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from paddock.kit.errors import FieldProblem, InvalidError
 from paddock.runtime.local.images.registry.reference import (
@@ -26,6 +26,8 @@ class RegistrySettings(Struct, frozen=True, kw_only=True):
     """Hosts that are reached by plain HTTP; those of this machine are always."""
     private: frozenset[str] = frozenset()
     """Hosts that may have private addresses; `*` stands for all."""
+    may_be_unresolved: bool = False
+    """Whether a proxy may be asked for a host that only the proxy can resolve."""
     docker_config: Path | None = None
     """File with the operator's credentials."""
 
@@ -33,6 +35,10 @@ class RegistrySettings(Struct, frozen=True, kw_only=True):
         """Return the base URLs to try for an image: mirrors first, then its registry."""
         server = server_of(reference.host)
         return (*self.mirrors.get(reference.host, ()), f"{self.scheme(server)}://{server}")
+
+    def for_operator(self, host: str) -> "RegistrySettings":
+        """Return the settings for a registry that the operator names: it may be private."""
+        return structs.replace(self, private=self.private | {host}, may_be_unresolved=True)
 
     def scheme(self, host: str) -> str:
         """Return how a host is reached: `http` or `https`."""

@@ -11,9 +11,9 @@ from msgspec import Struct
 from paddock.kit.errors import ForbiddenError, UnavailableError
 from paddock.runtime.local.images.registry.bodies import read_bounded
 from paddock.runtime.local.images.registry.challenge import Challenge
-from paddock.runtime.local.images.registry.credentials import RegistryCredentials
-from paddock.runtime.local.images.registry.guard import check_host
+from paddock.runtime.local.images.registry.session import GuardedSession
 from paddock.runtime.local.images.registry.settings import RegistrySettings
+from paddock.runtime.port import RegistryCredentials
 
 _DEFAULT_SECONDS = 60
 """How long a token is valid that has no `expires_in`."""
@@ -36,7 +36,7 @@ class TokenSource:
 
     def __init__(
         self,
-        session: aiohttp.ClientSession,
+        session: GuardedSession,
         settings: RegistrySettings,
         credentials: RegistryCredentials | None,
     ) -> None:
@@ -79,7 +79,6 @@ class TokenSource:
 
     async def _request(self, challenge: Challenge, scope: str) -> _TokenResponse:
         url = urlsplit(challenge.realm)
-        host = url.hostname or ""
         if url.scheme != "https" and not (
             url.scheme == "http" and self._settings.may_be_plain(url.netloc)
         ):
@@ -87,7 +86,6 @@ class TokenSource:
                 f"the registry sends clients to {challenge.realm[:200]!r} for a token, without TLS",
                 hint="an operator allows it with the setting registry_plain_hosts",
             )
-        check_host(host, url.port, self._settings)
         query = {"scope": scope, **({"service": challenge.service} if challenge.service else {})}
         identity = self._credentials.identity_token if self._credentials else ""
         try:
@@ -98,14 +96,12 @@ class TokenSource:
                     "refresh_token": identity,
                     "client_id": _CLIENT_ID,
                 }
-                call = self._session.post(challenge.realm, data=form, allow_redirects=False)
+                call = self._session.request("POST", challenge.realm, data=form)
             else:
                 basic = self._basic()
                 headers = {"Authorization": basic} if basic else {}
-                call = self._session.get(
-                    challenge.realm, params=query, headers=headers, allow_redirects=False
-                )
-            async with call as response:
+                call = self._session.request("GET", challenge.realm, params=query, headers=headers)
+            async with await call as response:
                 body = await read_bounded(response, _MAX_BYTES)
                 code = response.status
         except (aiohttp.ClientError, TimeoutError, OSError) as error:

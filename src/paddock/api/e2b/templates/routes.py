@@ -12,48 +12,47 @@ from paddock.api.e2b.context import (
     read_body,
     route,
 )
-from paddock.api.e2b.schemas import TemplatePatch
+from paddock.api.e2b.templates import builds, tags, views
+from paddock.api.e2b.templates.builds import check_team
+from paddock.api.e2b.templates.schemas import AliasBody, TemplateBody, TemplatePatch
 from paddock.claims.caller import Caller
+from paddock.manager.templates.names import names_of
+from paddock.resources.kinds.template import SandboxTemplate
 
 
-async def list_templates(context: E2bContext, _request: Request, caller: Caller) -> Response:
+def _body(context: E2bContext, item: SandboxTemplate) -> TemplateBody:
+    return views.template(context.manager.templates.view(item))
+
+
+async def list_templates(context: E2bContext, request: Request, caller: Caller) -> Response:
     """List the templates that the caller may use."""
-    return json_response([to_e2b.template(item) for item in context.manager.templates.list(caller)])
+    check_team(caller, request.query_params.get("teamID"))
+    found = context.manager.templates.list(caller)
+    return json_response([_body(context, item) for item in found])
+
+
+async def page_templates(context: E2bContext, request: Request, caller: Caller) -> Response:
+    """List the templates that the caller may use, newest first, page by page."""
+    params = request.query_params
+    check_team(caller, params.get("teamID"))
+    limit = query.number(params, "limit", default=query.MAX_LIMIT, low=1, high=query.MAX_LIMIT)
+    found, token = context.manager.templates.page(
+        caller, limit=limit, token=params.get("nextToken") or None
+    )
+    headers = {"X-Next-Token": token} if token is not None else None
+    return json_response([_body(context, item) for item in found], headers=headers)
 
 
 async def template(context: E2bContext, request: Request, caller: Caller) -> Response:
     """Return one template with its builds."""
     found = context.manager.templates.get(caller, request.path_params["id"])
-    shown = to_e2b.template(found)
-    build = {
-        "buildID": shown.build_id,
-        "status": "ready",
-        "createdAt": shown.created_at,
-        "updatedAt": shown.updated_at,
-        "cpuCount": shown.cpu_count,
-        "memoryMB": shown.memory_mb,
-        "diskSizeMB": shown.disk_size_mb,
-        "envdVersion": shown.envd_version,
-    }
-    return json_response(
-        {
-            "templateID": shown.template_id,
-            "public": shown.public,
-            "aliases": shown.aliases,
-            "names": shown.names,
-            "createdAt": shown.created_at,
-            "updatedAt": shown.updated_at,
-            "lastSpawnedAt": None,
-            "spawnCount": 0,
-            "builds": [build],
-        }
-    )
+    return json_response(views.detail(context.manager.templates.view(found)))
 
 
 async def alias(context: E2bContext, request: Request, caller: Caller) -> Response:
     """Return what an alias stands for: a template, a pool, an environment or a snapshot."""
     name, public = context.manager.templates.resolve_alias(caller, request.path_params["alias"])
-    return json_response({"templateID": name, "public": public})
+    return json_response(AliasBody(template_id=name, public=public))
 
 
 async def delete_template(context: E2bContext, request: Request, caller: Caller) -> Response:
@@ -70,7 +69,7 @@ async def publish(context: E2bContext, request: Request, caller: Caller) -> Resp
         changed = context.manager.templates.get(caller, reference)
     else:
         changed = await context.manager.templates.publish(caller, reference, public=wanted.public)
-    return json_response({"names": to_e2b.template(changed).names})
+    return json_response({"names": names_of(changed)})
 
 
 async def snapshots(context: E2bContext, request: Request, caller: Caller) -> Response:
@@ -88,11 +87,15 @@ async def snapshots(context: E2bContext, request: Request, caller: Caller) -> Re
     return json_response([to_e2b.snapshot(item) for item in items], headers=headers)
 
 
+_LIST = RouteAccess("list", "sandboxtemplates")
 ROUTES = (
-    route("/templates", "GET", list_templates, RouteAccess("list", "sandboxtemplates")),
-    route("/v2/templates", "GET", list_templates, RouteAccess("list", "sandboxtemplates")),
-    route("/default-templates", "GET", list_templates, RouteAccess("list", "sandboxtemplates")),
+    # In this order: aliases and ids may contain slashes.
     route("/templates/aliases/{alias:path}", "GET", alias, RouteAccess("get", "sandboxtemplates")),
+    *builds.ROUTES,
+    *tags.ROUTES,
+    route("/templates", "GET", list_templates, _LIST),
+    route("/v2/templates", "GET", page_templates, _LIST),
+    route("/default-templates", "GET", list_templates, _LIST),
     route("/snapshots", "GET", snapshots, RouteAccess("list", "checkpoints")),
     route("/templates/{id:path}", "GET", template, RouteAccess("get", "sandboxtemplates")),
     route("/templates/{id:path}", "DELETE", delete_template, RouteAccess("delete", "checkpoints")),

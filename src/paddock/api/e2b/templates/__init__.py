@@ -1,0 +1,1 @@
+"""Templates in E2B's API: routes, bodies, builds and tags."""

@@ -1,0 +1,1 @@
+"""Data of template builds outside the store: logs, uploaded files, registry credentials."""

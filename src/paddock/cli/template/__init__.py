@@ -1,0 +1,1 @@
+"""`paddock template`: build templates, and list, tag, roll back and delete them."""

@@ -1,0 +1,1 @@
+"""Dockerfiles: parsed into stages, translated into the steps of template builds. No I/O."""

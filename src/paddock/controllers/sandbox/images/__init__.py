@@ -1,0 +1,1 @@
+"""Images of sandboxes: pulled before the start, pinned by the first one."""

@@ -1,0 +1,1 @@
+"""Reconciles template builds: `plan` decides, `controller` acts, `run` performs one build."""

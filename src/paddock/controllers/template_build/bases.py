@@ -1,0 +1,177 @@
+"""What a build starts from: an image, a template, or a snapshot of the team."""
+
+from fnmatch import fnmatchcase
+
+from msgspec import Struct, structs
+
+from paddock.builds.credentials import BuildCredentials
+from paddock.cache import indexes
+from paddock.cache.provider import Provider
+from paddock.claims.caller import Caller
+from paddock.claims.template_resolver import TemplateResolver
+from paddock.controllers.template_build.keys import StepContext, hashed
+from paddock.controllers.template_build.sandboxes import BuildBase
+from paddock.controllers.template_build.steps.runner import StepFailedError
+from paddock.kit.errors import (
+    ForbiddenError,
+    InvalidError,
+    NotFoundError,
+    PaddockError,
+    UnauthenticatedError,
+)
+from paddock.resources.kinds.checkpoint import Checkpoint, CheckpointPhase
+from paddock.resources.kinds.template import NetworkPolicy, SandboxTemplate, SandboxTemplateSpec
+from paddock.resources.kinds.template_build import REASON_BASE, TemplateBuild
+from paddock.resources.meta import Key
+from paddock.resources.network.ceiling import intersect
+from paddock.resources.transitions.template_build import restricted
+from paddock.runtime.port import HOST_IMAGE, ReadyImage, RegistryCredentials, Runtime
+
+
+class ResolvedBase(Struct, frozen=True, kw_only=True):
+    """A base that exists, and what a build inherits of it."""
+
+    key: str
+    """Key of the layer below the first step."""
+    base: BuildBase
+    context: StepContext = StepContext()
+    start_command: str = ""
+    ready_command: str = ""
+    digest: str = ""
+
+
+class Bases:
+    """Resolves the bases of builds."""
+
+    def __init__(
+        self,
+        provider: Provider,
+        runtime: Runtime,
+        credentials: BuildCredentials,
+        *,
+        images: tuple[str, ...] = (),
+    ) -> None:
+        """`images` are patterns (fnmatch) of images that the operator opens (`claim_images`)."""
+        self._provider = provider
+        self._images = images
+        self._runtime = runtime
+        self._credentials = credentials
+        self._resolver = TemplateResolver(provider)
+
+    async def resolve(self, build: TemplateBuild) -> ResolvedBase:
+        """Return the base of a build, pulled; `StepFailedError` if it cannot be used."""
+        found = await self._resolve(build)
+        name = build.spec.template_name
+        template = self._provider.get(SandboxTemplate, Key(build.metadata.namespace, name))
+        if template is None:
+            return found
+        base = structs.replace(found.base, template=restricted(found.base.template, template))
+        return structs.replace(found, base=base)
+
+    async def _resolve(self, build: TemplateBuild) -> ResolvedBase:
+        spec = build.spec
+        if spec.from_template:
+            return self._template(build, spec.from_template)
+        image = await self._pulled(build)
+        template = SandboxTemplateSpec(image=spec.from_image, resources=spec.resources)
+        # The content counts, not the name: a tag that was moved is another base.
+        identity = image.identity or image.digest or spec.from_image
+        return ResolvedBase(
+            key=hashed("image", identity), base=BuildBase(template=template), digest=image.digest
+        )
+
+    async def _pulled(self, build: TemplateBuild) -> ReadyImage:
+        login = self._credentials.get(build.metadata.uid)
+        known = (
+            RegistryCredentials(username=login.username, password=login.password) if login else None
+        )
+        name = build.spec.from_image
+        self._check_host(name, is_host=name == HOST_IMAGE)
+        try:
+            image = await self._runtime.ensure_image(
+                name, team=build.spec.owner, credentials=(known,) if known else ()
+            )
+        except (NotFoundError, ForbiddenError, InvalidError, UnauthenticatedError) as error:
+            raise StepFailedError(error.message, step=REASON_BASE) from error
+        # The name may be written in other ways.
+        self._check_host(name, is_host=image.identity == HOST_IMAGE)
+        return image
+
+    def _check_host(self, name: str, *, is_host: bool) -> None:
+        """Raise `StepFailedError` for the root file system of the machine, unless it is open."""
+        if is_host and not any(fnmatchcase(name, pattern) for pattern in self._images):
+            message = (
+                f"templates may not be built from image {name!r}, the files of the machine; "
+                "operators allow it with claim_images"
+            )
+            raise StepFailedError(message, step=REASON_BASE)
+
+    def _template(self, build: TemplateBuild, reference: str) -> ResolvedBase:
+        caller = Caller(build.spec.owner, build.spec.key_id)
+        try:
+            target = self._resolver.resolve(caller, reference)
+        except PaddockError as error:
+            raise StepFailedError(error.message, step=REASON_BASE) from error
+        template = target.template
+        network = target.network or template.network
+        key = target.template_key
+        home = key.namespace if key else build.metadata.namespace
+        checkpoint = target.checkpoint or self._checkpoint(template, home)
+        if target.checkpoint is not None or home != build.metadata.namespace:
+            # A snapshot, too, may be of a sandbox that started from another team's template.
+            template, network = _without_grants(template), intersect(network, NetworkPolicy())
+        used = structs.replace(
+            template,
+            resources=build.spec.resources,
+            network=network,
+            restore_from=None,
+            start_command=None,
+            ready_command=None,
+            aliases=(),
+        )
+        identity = checkpoint.metadata.uid if checkpoint else template.image
+        ready = template.ready_command or ""
+        built = self._build_of(target.template_key)
+        return ResolvedBase(
+            key=hashed("template", identity, dict(template.env), template.user, template.workdir),
+            base=BuildBase(
+                template=used,
+                checkpoint_id=checkpoint.status.checkpoint_id if checkpoint else None,
+            ),
+            context=StepContext(workdir=template.workdir, env=dict(template.env)),
+            start_command=template.start_command or "",
+            ready_command=built.spec.ready_command if built else ready,
+        )
+
+    def _checkpoint(self, template: SandboxTemplateSpec, home: str) -> Checkpoint | None:
+        if template.restore_from is None:
+            return None
+        found = next(
+            (
+                item
+                for item in self._provider.view(
+                    Checkpoint, indexes.CHECKPOINT_ID, template.restore_from
+                )
+                if indexes.has_checkpoint_id(item, template.restore_from)
+                and item.status.phase is CheckpointPhase.SUCCEEDED
+                and item.metadata.namespace == home
+            ),
+            None,
+        )
+        if found is None:
+            message = f"checkpoint {template.restore_from!r} of the base template was not found"
+            raise StepFailedError(message, step=REASON_BASE) from NotFoundError(message)
+        return found
+
+    def _build_of(self, key: Key | None) -> TemplateBuild | None:
+        template = self._provider.get(SandboxTemplate, key) if key else None
+        if key is None or template is None or not template.status.build:
+            return None
+        return self._provider.get(TemplateBuild, Key(key.namespace, template.status.build))
+
+
+def _without_grants(template: SandboxTemplateSpec) -> SandboxTemplateSpec:
+    """Return a template without what its team opened for it: directories, proxies, pods."""
+    return structs.replace(
+        template, volumes=(), outbound=None, pod_template=None, volume_claim_templates=()
+    )

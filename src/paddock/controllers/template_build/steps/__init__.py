@@ -1,0 +1,1 @@
+"""The instructions of builds: one module for each kind of step."""

@@ -1,0 +1,1 @@
+"""Use cases of templates: queries, names, tags and builds."""

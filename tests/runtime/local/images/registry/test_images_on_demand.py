@@ -1,0 +1,237 @@
+"""A missing image of a sandbox is pulled: once, within limits, and for the right teams."""
+
+import asyncio
+import random
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from paddock.kit import clock
+from paddock.kit.errors import (
+    DiskFullError,
+    ForbiddenError,
+    ImageMissingError,
+    NotFoundError,
+    UnavailableError,
+)
+from paddock.resources.kinds.template import ImagePullPolicy
+from paddock.runtime.local.images.provider import ImageProvider, ImageRequest
+from paddock.runtime.local.images.registry.puller import Puller
+from paddock.runtime.local.images.registry.settings import ANY_HOST, RegistrySettings, parse_mirrors
+from paddock.runtime.local.images.store import ImageStore
+from paddock.runtime.local.node.heavy_work import HeavyLimits, HeavyWork
+from paddock.runtime.local.storage.reserve import DiskReserve
+from paddock.runtime.port import ReadyImage, RegistryCredentials
+from tests.runtime.local.images import builders
+from tests.runtime.local.images.registry.conftest import LAYERS
+from tests.runtime.local.images.registry.servers import (
+    PASSWORD,
+    USER,
+    Registry,
+    basic_auth,
+    push,
+    registry,
+)
+
+ALWAYS, NEVER = ImagePullPolicy.ALWAYS, ImagePullPolicy.NEVER
+MakeProvider = Callable[..., ImageProvider]
+
+
+@pytest.fixture
+def make_provider(store: ImageStore, tmp_path: Path) -> MakeProvider:
+    """Return a function that creates a provider of images for the store."""
+
+    def make(
+        settings: RegistrySettings | None = None, reserve: DiskReserve | None = None
+    ) -> ImageProvider:
+        work = HeavyWork(HeavyLimits.of_settings(), clock.system())
+        puller = Puller(
+            store,
+            tmp_path / "downloads",
+            settings or RegistrySettings(private=frozenset({ANY_HOST})),
+            reserve=reserve,
+        )
+        return ImageProvider(store, puller, work, clock.system(), node_name="here")
+
+    return make
+
+
+async def ensure(
+    provider: ImageProvider, reference: str, team: str = "a", **more: object
+) -> ReadyImage:
+    return await provider.ensure(ImageRequest(reference=reference, team=team, **more))
+
+
+def login(server: Registry, password: str = PASSWORD) -> tuple[RegistryCredentials, ...]:
+    return (RegistryCredentials(host=server.host, username=USER, password=password),)
+
+
+async def test_a_missing_image_is_pulled_and_found_afterwards(
+    server: Registry, make_provider: MakeProvider
+) -> None:
+    provider, name = make_provider(), f"{server.host}/app:1"
+    with pytest.raises(ImageMissingError):
+        provider.find(name, team="a")
+    ready = await ensure(provider, name)
+    assert ready.digest.startswith("sha256:")
+    assert (ready.identity, ready.location) == (ready.digest, "here")
+    assert ready.pulled_bytes > 0
+    assert provider.find(name, team="a").digest == ready.digest
+    assert provider.find(name, digest=ready.digest, team="b").digest == ready.digest
+
+
+async def test_an_image_that_is_present_is_not_asked_for_again(
+    server: Registry, make_provider: MakeProvider
+) -> None:
+    provider, name = make_provider(), f"{server.host}/app:1"
+    await ensure(provider, name)
+    before = len(server.requests("/v2/"))
+    again = await ensure(provider, name)
+    assert (again.pulled_bytes, again.seconds) == (0, 0.0)
+    assert len(server.requests("/v2/")) == before
+
+
+async def test_twenty_requests_for_one_image_pull_it_once(
+    server: Registry, make_provider: MakeProvider, tmp_path: Path
+) -> None:
+    layer = builders.tar(builders.entry("big", bytes(range(256)) * 20_000))
+    push(builders.oci_layout(tmp_path / "twenty", (layer,)), server, "twenty:1")
+    provider, name = make_provider(), f"{server.host}/twenty:1"
+    found = await asyncio.gather(*(ensure(provider, name, f"team-{n % 3}") for n in range(20)))
+    assert len({one.digest for one in found}) == 1
+    assert len(server.requests('"GET /v2/twenty/manifests/')) == 1
+    assert len(server.requests('"GET /v2/twenty/blobs/')) == 2  # the config and the layer
+
+
+async def test_a_caller_that_leaves_does_not_stop_the_pull(
+    server: Registry, make_provider: MakeProvider
+) -> None:
+    provider, name = make_provider(), f"{server.host}/app:1"
+    leaving = asyncio.create_task(ensure(provider, name))
+    while not provider.pulls():
+        await asyncio.sleep(0)
+    leaving.cancel()
+    [pull] = provider.pulls()
+    assert (pull.reference, pull.team) == (name, "a")
+    await ensure(provider, name)
+    assert provider.pulls() == ()
+
+
+async def test_a_moved_tag_is_followed_with_the_policy_always_only(
+    server: Registry, make_provider: MakeProvider, tmp_path: Path
+) -> None:
+    provider, name = make_provider(), f"{server.host}/moves:1"
+    push(builders.oci_layout(tmp_path / "one", LAYERS[:1]), server, "moves:1")
+    first = await ensure(provider, name)
+    push(builders.oci_layout(tmp_path / "two", LAYERS), server, "moves:1")
+    assert (await ensure(provider, name)).digest == first.digest
+    second = await ensure(provider, name, policy=ALWAYS)
+    assert second.digest != first.digest
+    assert provider.find(name, team="a").digest == second.digest
+    # What was pinned to the first version still starts from it.
+    assert len(provider.find(name, digest=first.digest, team="a").layers) == 1
+
+
+async def test_the_policy_never_leaves_the_registry_alone(
+    server: Registry, make_provider: MakeProvider
+) -> None:
+    before = len(server.requests("/v2/"))
+    with pytest.raises(NotFoundError, match="policy is Never"):
+        await ensure(make_provider(), f"{server.host}/app:1", policy=NEVER)
+    assert len(server.requests("/v2/")) == before
+
+
+async def test_names_of_this_machine_never_cause_a_network_call(
+    server: Registry, store: ImageStore, make_provider: MakeProvider, tmp_path: Path
+) -> None:
+    tree = tmp_path / "tree" / "bin"
+    tree.mkdir(parents=True)
+    mirrors = parse_mirrors(f"docker.io={server.url}")
+    provider = make_provider(RegistrySettings(mirrors=mirrors))
+    store.add_directory(tree.parent, "python:3.12")
+    before = len(server.requests("/v2/"))
+    ready = await ensure(provider, "python:3.12", policy=ALWAYS)
+    assert ready.digest == ""
+    assert ready.identity.startswith("sha256:")
+    assert (await ensure(provider, "host", policy=ALWAYS)).identity == "host"
+    assert len(server.requests("/v2/")) == before
+
+
+async def test_the_reason_of_the_registry_is_distinguished(
+    server: Registry, make_provider: MakeProvider, tmp_path: Path
+) -> None:
+    with pytest.raises(NotFoundError, match="/none:1' not found"):
+        await ensure(make_provider(), f"{server.host}/none:1")
+    with pytest.raises(UnavailableError, match="cannot be reached"):
+        await ensure(make_provider(), "127.0.0.1:9/app:1")
+    auth = basic_auth(tmp_path / "private")
+    with (
+        registry(tmp_path / "private", auth=auth) as private,
+        pytest.raises(ForbiddenError, match="access denied to"),
+    ):
+        await ensure(make_provider(), f"{private.host}/app:1")
+
+
+async def test_a_team_cannot_reach_this_machine_unless_the_operator_allows_it(
+    server: Registry, make_provider: MakeProvider
+) -> None:
+    name = f"{server.host}/app:1"
+    with pytest.raises(ForbiddenError, match="private address"):
+        await ensure(make_provider(RegistrySettings()), name)
+    allowed = RegistrySettings(private=frozenset({server.host}))
+    assert (await ensure(make_provider(allowed), name)).digest
+
+
+async def test_a_private_image_is_for_the_teams_with_access_only(
+    make_provider: MakeProvider, tmp_path: Path
+) -> None:
+    provider = make_provider()
+    with registry(tmp_path / "private", auth=basic_auth(tmp_path / "private")) as private:
+        layout = builders.oci_layout(tmp_path / "layout", LAYERS)
+        push(layout, private, "app:1", "--dest-creds", f"{USER}:{PASSWORD}")
+        name = f"{private.host}/app:1"
+        digest = (await ensure(provider, name, "a", credentials=login(private))).digest
+        # It is cached, but another team has to show credentials of its own.
+        for reference in (name, f"{private.host}/app@{digest}"):
+            with pytest.raises(ImageMissingError):
+                provider.find(reference, team="b")
+            with pytest.raises(ForbiddenError):
+                await ensure(provider, reference, "b")
+            with pytest.raises(ForbiddenError):
+                await ensure(provider, reference, "b", credentials=login(private, "wrong"))
+        blobs = len(private.requests("/blobs/"))
+        await ensure(provider, name, "b", credentials=login(private))
+        assert len(private.requests("/blobs/")) == blobs  # the layers are there
+    for team in ("a", "b"):
+        assert provider.find(name, team=team).digest == digest
+    with pytest.raises(ImageMissingError):
+        provider.find(name, team="c")
+
+
+async def test_a_checksum_does_not_give_access_to_a_private_layer(
+    server: Registry, make_provider: MakeProvider, tmp_path: Path
+) -> None:
+    """Team b pushes an image that names the layer, and its registry does not have the content."""
+    provider = make_provider()
+    secret = builders.tar(builders.entry("secret", random.randbytes(10_000)))
+    layout = builders.oci_layout(tmp_path / "layout", (secret,))
+    with registry(tmp_path / "private", auth=basic_auth(tmp_path / "private")) as private:
+        push(layout, private, "app:1", "--dest-creds", f"{USER}:{PASSWORD}")
+        await ensure(provider, f"{private.host}/app:1", "a", credentials=login(private))
+    push(layout, server, "stolen:1")
+    blobs = (layout / "blobs/sha256").iterdir()
+    server.lose_blobs({blob.name for blob in blobs if blob.stat().st_size > 10_000})
+    with pytest.raises(NotFoundError):
+        await ensure(provider, f"{server.host}/stolen:1", "b")
+
+
+async def test_no_pull_starts_below_the_reserve_of_the_disk(
+    server: Registry, make_provider: MakeProvider, tmp_path: Path
+) -> None:
+    full = DiskReserve(tmp_path, reserve_bytes=1 << 60)
+    with pytest.raises(DiskFullError, match="cannot pull image"):
+        await ensure(make_provider(reserve=full), f"{server.host}/app:1")
+    assert server.requests('"GET /v2/app/blobs/') == [] or not list(
+        (tmp_path / "downloads").rglob("*.part")
+    )

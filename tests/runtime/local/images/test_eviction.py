@@ -1,0 +1,127 @@
+"""Images that nobody needs make room when the disk is full; needed ones and their layers stay."""
+
+import os
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+from msgspec import structs
+
+from paddock.kit.clock import SystemClock
+from paddock.runtime.local.images.eviction import ImageEviction
+from paddock.runtime.local.images.model import PulledFrom
+from paddock.runtime.local.images.provider import known_names
+from paddock.runtime.local.images.store import ImageStore
+
+HOUR = 3600.0
+
+
+class Later(SystemClock):
+    """A clock that is ahead, so that nothing was used a moment ago."""
+
+    def now(self) -> datetime:
+        return datetime.fromtimestamp(super().now().timestamp() + HOUR, UTC)
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> ImageStore:
+    return ImageStore(tmp_path / "images")
+
+
+@pytest.fixture
+def pull(store: ImageStore, tmp_path: Path) -> Callable[[str, float], Path]:
+    """Return a function that stores an image as if it was pulled; it returns its layer."""
+
+    def make(name: str, used: float) -> Path:
+        tree = tmp_path / name.partition(":")[0]
+        tree.mkdir()
+        (tree / "file").write_bytes(name.encode() * 10_000)
+        image = store.add_directory(tree, name)
+        manifest = store.manifest(name)
+        assert manifest is not None
+        origin = PulledFrom(f"sha256:{len(name):064x}", None)
+        store.refs.put(structs.replace(manifest, digest=origin.digest))
+        file = tmp_path / "images" / "refs" / f"{name.replace(':', '%3A')}.json"
+        moment = SystemClock().now().timestamp() + used
+        os.utime(file, (moment, moment))
+        return image.layers[0]
+
+    return make
+
+
+def eviction(store: ImageStore, tmp_path: Path, percent: int = 100) -> ImageEviction:
+    return ImageEviction(store, tmp_path, Later(), percent=percent, names_of=known_names)
+
+
+def test_the_least_recently_used_image_goes_first(
+    store: ImageStore, pull: Callable[[str, float], Path], tmp_path: Path
+) -> None:
+    for name, used in (("old:1", -300.0), ("older:1", -600.0), ("new:1", 0.0)):
+        pull(name, used)
+    sweeper = eviction(store, tmp_path)
+    sweeper.need(())
+    assert sweeper.evict(1) == ("older:1",)
+    assert sweeper.evict(1) == ("old:1",)
+
+
+def test_images_that_are_named_or_cannot_be_pulled_again_stay(
+    store: ImageStore, pull: Callable[[str, float], Path], tmp_path: Path
+) -> None:
+    pull("named:1", -600.0)
+    imported = tmp_path / "imported"
+    imported.mkdir()
+    store.add_directory(imported, "mine:1")
+    sweeper = eviction(store, tmp_path)
+    assert sweeper.evict(1 << 40) == ()  # what is needed is not known yet
+    sweeper.need(("docker.io/library/named:1",))
+    assert sweeper.evict(1 << 40) == ()
+    sweeper.need(())
+    assert sweeper.evict(1 << 40) == ("named:1",)
+    assert store.has("mine:1")
+
+
+def test_an_image_that_was_used_a_moment_ago_stays(
+    store: ImageStore, pull: Callable[[str, float], Path], tmp_path: Path
+) -> None:
+    pull("busy:1", 0.0)
+    sweeper = ImageEviction(store, tmp_path, SystemClock(), percent=100, names_of=known_names)
+    sweeper.need(())
+    assert sweeper.evict(1 << 40) == ()
+
+
+def test_a_full_disk_evicts_and_an_empty_one_does_not(
+    store: ImageStore, pull: Callable[[str, float], Path], tmp_path: Path
+) -> None:
+    pull("a:1", -600.0)
+    spare = eviction(store, tmp_path, percent=100)
+    spare.need(())
+    assert spare.sweep(()) == ()
+    full = eviction(store, tmp_path, percent=0)
+    full.need(())
+    assert full.sweep(()) == ("a:1",)
+
+
+def test_layers_of_deleted_images_are_removed_unless_a_sandbox_has_them(
+    store: ImageStore, pull: Callable[[str, float], Path], tmp_path: Path
+) -> None:
+    used, unused = pull("a:1", -600.0), pull("b:1", -600.0)
+    sweeper = eviction(store, tmp_path)
+    store.delete("a:1")
+    store.delete("b:1")
+    sweeper.sweep((used,))
+    assert unused.exists()  # a sandbox of it may be about to be recorded
+    sweeper.sweep((used,))
+    assert (used.exists(), unused.exists()) == (True, False)
+    sweeper.sweep(())
+    sweeper.sweep(())
+    assert not used.exists()
+
+
+def test_what_a_killed_import_has_left_is_removed(store: ImageStore, tmp_path: Path) -> None:
+    left = tmp_path / "images" / "layers" / ".new-left"
+    left.mkdir()
+    sweeper = eviction(store, tmp_path)
+    sweeper.sweep(())
+    sweeper.sweep(())
+    assert not left.exists()

@@ -33,6 +33,8 @@ BLOCK_SECONDS = 150
 READY = "Paddock is up"
 _END = "\x1e"
 """Separates the output of commands."""
+_LEAVE = "\nimport os, sys\nsys.stdout.flush()\nos._exit(0)\n"
+"""Ends a program without finalizing its interpreter; see `tests/sdk/scripts/harness.py`."""
 COPIED = ("scripts", "requirements", "examples", "pyproject.toml", "README.md", "LICENSE")
 
 
@@ -128,7 +130,7 @@ class Walk:
         elif block.language == "console":
             self._console(text, block.exit_code)
         elif block.language == "python":
-            self._program([python_of(NEWEST), "-c", text], text)
+            self._program([python_of(NEWEST), "-c", text + _LEAVE], text)
         elif block.language == "js":
             program = self.checkout / "program.mjs"
             program.write_text(text)

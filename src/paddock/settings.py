@@ -164,6 +164,9 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     seed: str = ""
     """Secret from which the tokens of sandboxes are derived. If empty, it is generated at first
     start and kept."""
+    accepted_seeds: str = ""
+    """Further seeds, separated by commas, whose tokens and signatures are accepted: those from
+    before a rotation, and the next one. Only on a cluster; elsewhere the keyring holds them."""
 
     keyring_file: str = ""
     """File with the secrets of the installation: seed, bearer token, first API key and the keys

@@ -7,12 +7,14 @@ node replaces kube-proxy, cluster DNS and a network plugin that enforces policie
 
 import asyncio
 import json
+from base64 import b64decode
 from collections.abc import AsyncGenerator, Iterator
 from pathlib import Path
 
 import pytest
 import pytest_asyncio
 
+from paddock.installation.secrets import fingerprint
 from paddock.runtime.kubernetes.freezer import CGROUPS
 from tests.cluster.control_plane import KubeCluster
 from tests.cluster.fixtures import cluster_for_nodes
@@ -143,6 +145,40 @@ print(json.dumps([box.commands.run("echo here").stdout, box.kill()]))
             url=url,
         )
     assert (said, killed) == ("here\n", True)
+
+
+async def test_a_rotation_of_the_seed_keeps_sandboxes_and_their_tokens(deployed: Deployed) -> None:
+    [sandbox_id, token] = await deployed.sdk(
+        """
+box = Sandbox.create(timeout=600)
+box.files.write("/home/user/one", "from before")
+box.pause() if hasattr(box, "pause") else box.beta_pause()
+print(json.dumps([box.sandbox_id, box._envd_access_token]))
+"""
+    )
+    rotated = await deployed.paddock("rotate-seed")
+    kept, same, said, metrics, killed = await deployed.sdk(
+        """
+box = Sandbox.connect(os.environ["ID"])
+new = Sandbox.create(timeout=600)
+print(json.dumps([
+    box.files.read("/home/user/one"),
+    box._envd_access_token == os.environ["TOKEN"],
+    new.commands.run("echo new").stdout,
+    len(box.get_metrics()),
+    [box.kill(), new.kill()],
+]))
+""",
+        ID=sandbox_id,
+        TOKEN=token,
+    )
+    assert (kept, same, said, killed) == ("from before", True, "new\n", [True, True])
+    assert metrics, "the control plane reaches the sidecar of a pod from before"
+    path = f"/api/v1/namespaces/{NAMESPACE}/secrets/paddock"
+    data = deployed.info.request("GET", path)["data"]
+    assert fingerprint(b64decode(data["seed"]).decode()) == rotated["seed"]
+    assert "next-seed" not in data
+    assert len(b64decode(data["accepted-seeds"]).split(b",")) == 1
 
 
 async def test_only_allowed_clients_reach_pods(deployed: Deployed) -> None:

@@ -16,7 +16,7 @@ from paddock.manager.sandboxes.requests import LogEntry, UsageSample
 from paddock.resources import quantity
 from paddock.resources.kinds.sandbox import Phase, Sandbox
 from paddock.resources.kinds.template import NetworkPolicy, Resources, SandboxTemplateSpec
-from paddock.resources.tokens import TokenSeed, control_token
+from paddock.resources.tokens import TokenSeed, control_tokens
 from paddock.runtime import support
 from paddock.runtime.blueprint import agent_config, limits
 from paddock.runtime.kubernetes.envd_client import PodEnvdClient, read_usage
@@ -118,7 +118,7 @@ async def open_pod_agent(
     installation: OutboundConfig,
 ) -> tuple[PodAgent, Callable[[], Awaitable[None]]]:
     """Probe the features of the cluster; return an agent and the function that closes it."""
-    envd_client = PodEnvdClient(lambda uid: control_token(seed, uid), installation=installation)
+    envd_client = PodEnvdClient(lambda uid: control_tokens(seed, uid), installation=installation)
     resizer = Resizer(store.client, has_pod_limits=settings.pod_limits)
     await resizer.detect()
     return PodAgent(envd_client, resizer, seed, clock), envd_client.close

@@ -50,9 +50,13 @@ class TokenSeed:
         """
         given = signature.encode()
         return any(
-            hmac.compare_digest(_signature(secret, purpose, message).encode(), given)
-            for secret in (self._secret, *self._previous)
+            hmac.compare_digest(each.encode(), given) for each in self.signatures(purpose, message)
         )
+
+    def signatures(self, purpose: str, message: bytes) -> tuple[str, ...]:
+        """Return the signatures of all seeds, that of the newest first."""
+        secrets = (self._secret, *self._previous)
+        return tuple(_signature(secret, purpose, message) for secret in secrets)
 
     def __repr__(self) -> str:
         return "TokenSeed(…)"
@@ -89,11 +93,14 @@ def file_signature(
     return "v1_" + base64.b64encode(digest).decode().rstrip("=")
 
 
-def control_token(seed: TokenSeed, uid: str) -> str:
-    """Return the token for requests to the sidecar of a sandbox."""
-    return seed.sign("control", uid.encode())
+def control_tokens(seed: TokenSeed, uid: str) -> tuple[str, ...]:
+    """Return the tokens for requests to the sidecar of a sandbox, one of each seed, newest first.
+
+    A sidecar accepts the one of the seed that was in use when its pod was created.
+    """
+    return seed.signatures("control", uid.encode())
 
 
-def node_token(seed: TokenSeed) -> str:
-    """Return the token for requests to node agents."""
-    return seed.sign("node", b"")
+def node_tokens(seed: TokenSeed) -> tuple[str, ...]:
+    """Return the tokens for requests to node agents, one of each seed, newest first."""
+    return seed.signatures("node", b"")

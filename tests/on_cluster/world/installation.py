@@ -42,7 +42,7 @@ from paddock.resources.kinds.template import (
     TemplateRef,
 )
 from paddock.resources.meta import Key, ObjectMeta, Resource
-from paddock.resources.tokens import TokenSeed, node_token
+from paddock.resources.tokens import TokenSeed, node_tokens
 from paddock.store.kubernetes import KubernetesStore, load_kubeconfig
 from tests.cluster.addresses import fresh_address
 from tests.cluster.info import ClusterInfo, RefusedError
@@ -440,7 +440,7 @@ class Installation:
                 body=json.dumps(status).encode(),
                 content_type="application/merge-patch+json",
             )
-            async with serving(node_token(TokenSeed(b"seed")), address):
+            async with serving(node_tokens(TokenSeed(b"seed")), address):
                 yield
         finally:
             await self.store.delete(PodManifest, agent.key)

@@ -82,7 +82,7 @@ async def pod(directory: Path, rootfs: Path, **config: Any) -> AsyncGenerator[Si
 
 
 async def wait_ready(sidecar: SidecarConfig) -> None:
-    client = PodEnvdClient(lambda _: TOKEN, control_port=sidecar.control_port)
+    client = PodEnvdClient(lambda _: (TOKEN,), control_port=sidecar.control_port)
     try:
         assert await client.wait_ready("u1", "127.0.0.1", seconds=30) is None
     finally:

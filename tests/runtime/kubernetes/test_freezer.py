@@ -117,7 +117,7 @@ async def test_the_agent_requires_the_token(
     (port,) = free_ports(1)
     url = f"http://127.0.0.1:{port}/freeze"
     order = {"pod_uid": uid, "frozen": True}
-    async with serving("secret", "127.0.0.1", port), aiohttp.ClientSession() as http:
+    async with serving(("secret",), "127.0.0.1", port), aiohttp.ClientSession() as http:
         async with http.post(url, json=order) as answer:
             assert answer.status == 401
         http.headers["Authorization"] = "Bearer secret"

@@ -23,7 +23,7 @@ async def test_envd_gets_the_settings_of_installation_template_and_claim():
     [port] = free_ports(1)
     await web.TCPSite(runner, "127.0.0.1", port).start()
     client = PodEnvdClient(
-        lambda uid: "token",
+        lambda uid: ("token",),
         control_port=port,
         installation=OutboundConfig(http_proxy="http://proxy:1", pip_index="https://a/simple"),
     )

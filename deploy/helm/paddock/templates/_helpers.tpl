@@ -49,6 +49,8 @@ app.kubernetes.io/part-of: paddock
 {{- end }}
 - name: PADDOCK_SEED
   valueFrom: {secretKeyRef: {name: {{ .root.Values.secret.name }}, key: seed}}
+- name: PADDOCK_ACCEPTED_SEEDS
+  valueFrom: {secretKeyRef: {name: {{ .root.Values.secret.name }}, key: accepted-seeds, optional: true}}
 - name: PADDOCK_TOKEN
   valueFrom: {secretKeyRef: {name: {{ .root.Values.secret.name }}, key: token}}
 {{- if eq .role "api" }}

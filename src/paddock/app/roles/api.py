@@ -17,11 +17,10 @@ from paddock.app.wiring import audit, backends, default_resources, run_parts
 from paddock.app.wiring.applications import build_application, build_login_limits
 from paddock.app.wiring.assembly import assemble
 from paddock.app.wiring.http_server import AsgiServer, listen
-from paddock.app.wiring.secrets import load_or_create
+from paddock.app.wiring.secrets import load_or_create, token_seed
 from paddock.app.wiring.tls import webhook
 from paddock.engine.supervisor import Part, StartGroup
 from paddock.kit import clock as clocks
-from paddock.resources.tokens import TokenSeed
 from paddock.settings import Settings
 from paddock.store.replicated import ReplicatedStore
 
@@ -29,7 +28,7 @@ from paddock.store.replicated import ReplicatedStore
 async def run(settings: Settings, stop: asyncio.Event, on_ready: Callable[[], None]) -> None:
     """Serve until `stop` is set."""
     secrets = load_or_create(settings)
-    seed = TokenSeed(secrets.seed.encode())
+    seed = token_seed(secrets)
     clock = clocks.system()
     async with contextlib.AsyncExitStack() as stack:
         replicas = Replicas(settings.api_peers, secrets.token)

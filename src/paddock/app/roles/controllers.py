@@ -21,7 +21,7 @@ from paddock.app.wiring.assembly import assemble
 from paddock.app.wiring.cluster_runtime import ClusterRuntime
 from paddock.app.wiring.http_server import AsgiServer, listen
 from paddock.app.wiring.idle_pause import IdlePauses
-from paddock.app.wiring.secrets import load_or_create
+from paddock.app.wiring.secrets import load_or_create, token_seed
 from paddock.controllers.sandbox.waiting_requests import NoWaitingRequests
 from paddock.engine.election import Elector, Timing
 from paddock.engine.recorder import Recorder
@@ -32,7 +32,6 @@ from paddock.kit.errors import UnavailableError
 from paddock.kit.tasks import background
 from paddock.resources.kinds.sandbox import Sandbox
 from paddock.resources.meta import Key
-from paddock.resources.tokens import TokenSeed
 from paddock.runtime.port import Runtime
 from paddock.settings import Settings
 from paddock.store.kubernetes.backend import KubernetesStore
@@ -45,7 +44,7 @@ Work = dict[str, Coroutine[Any, Any, None]]
 
 async def run(settings: Settings, stop: asyncio.Event, on_ready: Callable[[], None]) -> None:
     """Stand by and lead in turn, until `stop` is set or the lease is lost."""
-    seed = TokenSeed(load_or_create(settings).seed.encode())
+    seed = token_seed(load_or_create(settings))
     clock = clocks.system()
     async with contextlib.AsyncExitStack() as stack:
         store = await backends.open_store(settings)

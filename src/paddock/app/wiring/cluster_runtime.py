@@ -20,7 +20,7 @@ from paddock.resources.kinds.template import SandboxTemplate
 from paddock.resources.meta import Key
 from paddock.resources.network.effective import owner_of
 from paddock.resources.selectors import parse_labels
-from paddock.resources.tokens import TokenSeed, control_token, node_token
+from paddock.resources.tokens import TokenSeed, control_tokens, node_tokens
 from paddock.runtime.blueprint import blueprint
 from paddock.runtime.kubernetes import names
 from paddock.runtime.kubernetes.driver import KubernetesRuntime
@@ -75,9 +75,9 @@ class ClusterRuntime:
         )
         provider.informer(Sandbox).subscribe(self._observe)
         self._envd_client = PodEnvdClient(
-            lambda uid: control_token(seed, uid), installation=load_outbound(settings).outbound
+            lambda uid: control_tokens(seed, uid), installation=load_outbound(settings).outbound
         )
-        self._node_agents = NodeAgents(self._agents, lambda: node_token(seed))
+        self._node_agents = NodeAgents(self._agents, lambda: node_tokens(seed)[0])
         self.driver = KubernetesRuntime(
             cluster=store,
             pods=self._pods,
@@ -91,7 +91,7 @@ class ClusterRuntime:
                 has_pod_limits=settings.pod_limits,
                 allow_host=settings.pods_may_reach_host,
             ),
-            control_token=lambda uid: control_token(seed, uid),
+            control_token=lambda uid: control_tokens(seed, uid)[0],
             blueprint_of=self._blueprint_of,
             clock=clock,
             server=store.client if isinstance(store, KubernetesStore) else None,

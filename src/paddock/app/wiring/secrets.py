@@ -58,4 +58,10 @@ def _from_settings(settings: Settings) -> Secrets:
             f"on a cluster {names} must be set to the same value for every process",
             hint="`paddock kube install` creates a Secret with them",
         )
-    return Secrets(seed=settings.seed, token=settings.token, api_key=settings.api_key)
+    accepted = dict.fromkeys(seed.strip() for seed in settings.accepted_seeds.split(","))
+    return Secrets(
+        seed=settings.seed,
+        previous_seeds=tuple(seed for seed in accepted if seed not in ("", settings.seed)),
+        token=settings.token,
+        api_key=settings.api_key,
+    )

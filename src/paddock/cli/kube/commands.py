@@ -10,7 +10,8 @@ from msgspec import structs
 from paddock.cli.context import with_target
 from paddock.cli.kube.kubectl import Kubectl, as_list
 from paddock.cli.kube.manifests import definitions, manifests, node, secret
-from paddock.cli.kube.options import KubeOptions, Manifest, labels
+from paddock.cli.kube.options import PART_OF, KubeOptions, Manifest, labels
+from paddock.cli.kube.seed import SeedRotation
 from paddock.cli.kube.webhook import WEBHOOK_NAME, certificate
 from paddock.cli.output import Output
 from paddock.cli.target import CliTarget
@@ -19,7 +20,6 @@ from paddock.kit.errors import InvalidError, NotFoundError, UnavailableError
 from paddock.runtime.kubernetes import names
 
 _ROLES = ("controllers", "api", "gateway")
-_PART_OF = "app.kubernetes.io/part-of=paddock"
 _SANDBOXES = "/apis/paddock.dev/v1alpha1/sandboxes"
 _ROUNDS = 5
 
@@ -261,7 +261,7 @@ def status(
 ) -> None:
     """Show the roles, the leader and the number of sandboxes."""
     kubectl = Kubectl(kubeconfig, context)
-    found = kubectl.get("deployments", "-n", namespace, "-l", _PART_OF)
+    found = kubectl.get("deployments", "-n", namespace, "-l", PART_OF)
     by_name: dict[str, Any] = {item["metadata"]["name"]: item for item in found.get("items", ())}
     lease = kubectl.get("lease", "paddock-controllers", "-n", namespace)
     leader = str(lease.get("spec", {}).get("holderIdentity") or "none")
@@ -288,6 +288,42 @@ def status(
     ]
     output.rows(rows, ("role", "ready", "leader"), cells)
     output.done(f"{sandboxes} sandboxes", None)
+
+
+@kube.command("rotate-seed")
+@_options
+@click.option(
+    "--secret",
+    "secret_name",
+    default=KubeOptions().secret,
+    show_default=True,
+    help="Set the name of the Secret of the installation.",
+)
+@click.option(
+    "--timeout",
+    default=300,
+    show_default=True,
+    metavar="SECONDS",
+    help="Wait this long for the pods of each role.",
+)
+@with_target
+def rotate_seed(
+    _target: CliTarget,
+    output: Output,
+    kubeconfig: str | None,
+    context: str | None,
+    namespace: str,
+    secret_name: str,
+    timeout: int,
+) -> None:
+    """Replace the seed of all tokens; sandboxes keep running and keep their tokens.
+
+    All roles are restarted twice, one pod after the other. If the command is
+    interrupted, run it again: it continues.
+    """
+    kubectl = Kubectl(kubeconfig, context)
+    used = SeedRotation(kubectl, namespace, secret_name, timeout).run()
+    output.done(f"new sandboxes get tokens of seed {used}", {"seed": used})
 
 
 @kube.command("render")

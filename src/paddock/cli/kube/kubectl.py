@@ -64,6 +64,10 @@ class Kubectl:
         """Create an object that must not exist."""
         self._run("create", "-f", "-", stdin=json.dumps(obj))
 
+    def replace(self, obj: Manifest) -> None:
+        """Replace an object, unless it has changed since it was read."""
+        self._run("replace", "-f", "-", stdin=json.dumps(obj))
+
     def delete(self, *arguments: str) -> None:
         """Delete objects, if they exist."""
         self._run("delete", "--ignore-not-found", *arguments)
@@ -82,6 +86,10 @@ class Kubectl:
     def wait(self, *arguments: str) -> None:
         """Wait for a condition."""
         self._run("wait", *arguments)
+
+    def restart(self, *arguments: str) -> None:
+        """Replace the pods of an object, as its strategy has it."""
+        self._run("rollout", "restart", *arguments)
 
     def roll_out(self, *arguments: str) -> None:
         """Wait until the rollout of an object is complete."""

@@ -5,6 +5,8 @@ from typing import Any
 from msgspec import Struct
 
 Manifest = dict[str, Any]
+PART_OF = "app.kubernetes.io/part-of=paddock"
+"""Selects the objects of an installation."""
 
 
 class KubeOptions(Struct, frozen=True, kw_only=True):

@@ -6,8 +6,10 @@ from paddock.cli.kube.webhook import WEBHOOK_CONTAINER, WEBHOOK_VOLUME
 
 
 def _environment(options: KubeOptions, component: str) -> list[Manifest]:
-    def from_secret(name: str, key: str) -> Manifest:
-        reference = {"name": options.secret, "key": key}
+    def from_secret(name: str, key: str, *, is_optional: bool = False) -> Manifest:
+        reference: Manifest = {"name": options.secret, "key": key}
+        if is_optional:
+            reference["optional"] = True
         return {"name": name, "valueFrom": {"secretKeyRef": reference}}
 
     inside = f"{options.namespace}.svc"
@@ -38,7 +40,11 @@ def _environment(options: KubeOptions, component: str) -> list[Manifest]:
         # The gateway reports this address to the API and to its peers.
         own = {"fieldRef": {"fieldPath": "status.podIP"}}
         found.append({"name": "PADDOCK_ADMIN_HOST", "valueFrom": own})
-    found += [from_secret("PADDOCK_SEED", "seed"), from_secret("PADDOCK_TOKEN", "token")]
+    found += [
+        from_secret("PADDOCK_SEED", "seed"),
+        from_secret("PADDOCK_ACCEPTED_SEEDS", "accepted-seeds", is_optional=True),
+        from_secret("PADDOCK_TOKEN", "token"),
+    ]
     if component == "api":
         found.append(from_secret("PADDOCK_API_KEY", "api-key"))
     return found

@@ -43,13 +43,15 @@ class PodEnvdClient:
 
     def __init__(
         self,
-        control_token: Callable[[str], str],
+        control_tokens: Callable[[str], tuple[str, ...]],
         *,
         control_port: int = names.CONTROL_PORT,
         installation: OutboundConfig = _NO_OUTBOUND,
     ) -> None:
-        """`installation` holds the proxies, CA certificates and mirrors of all sandboxes."""
-        self._token = control_token
+        """`control_tokens` returns the tokens that the sidecar of a sandbox may accept, the likely
+        one first. `installation` holds the proxies, CA certificates and mirrors of all sandboxes.
+        """
+        self._tokens = control_tokens
         self._port = control_port
         self._installation = installation
         self._opened: aiohttp.ClientSession | None = None
@@ -125,7 +127,11 @@ class PodEnvdClient:
         )
 
     async def _call(self, method: str, uid: str, ip: str, path: str, body: bytes | None) -> bytes:
-        status, response, _ = await self._exchange(method, ip, path, body, self._token(uid))
+        status, response = 401, b""
+        for token in self._tokens(uid):
+            status, response, _ = await self._exchange(method, ip, path, body, token)
+            if status != 401:
+                break
         if status >= 300:
             raise envd_api.refusal(uid, path, status, response, retry_after_seconds=1.0)
         return response

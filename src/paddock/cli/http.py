@@ -37,7 +37,7 @@ class Endpoint:
         self._tls = tls
         self._tls_name = tls_name
         self._parts = urlsplit(url)
-        self._headers = dict(headers)
+        self.headers = dict(headers)
 
     def call(
         self,
@@ -67,7 +67,7 @@ class Endpoint:
     ) -> Generator[http.client.HTTPResponse]:
         """Send a request; yield the response for streaming."""
         connection = self._connection(timeout_seconds)
-        sent = {**self._headers, **(headers or {})}
+        sent = {**self.headers, **(headers or {})}
         if body is not None and not isinstance(body, (bytes, bytearray)):
             if not hasattr(body, "read"):
                 body = msgspec.json.encode(body)

@@ -16,7 +16,7 @@ from paddock.cli.context import GlobalOptions
 from paddock.kit.errors import PaddockError
 
 EPILOG = """Exit codes: 0 success; 1 failure, with an error message; 2 usage error; 130 Ctrl-C;
-for `sandbox exec`, the exit code of the command.
+for `sandbox exec` and `run`, the exit code of the command.
 
 \b
 Completion, in the start-up file of your shell:
@@ -41,6 +41,7 @@ COMMANDS = {
         "sandbox.commands.sandbox",
         "Create, use, pause, fork and kill sandboxes.",
     ),
+    "run": ("run.commands.run", "Run code in a new sandbox and show what it returns."),
     "batch": ("batch.commands.batch", "Run a command in many sandboxes."),
     "task-executor": ("task_executor.task_executor", "Serve the task API in a pod."),
     "keys": ("keys.keys", "List, create and revoke API keys."),

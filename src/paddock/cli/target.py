@@ -92,11 +92,20 @@ class CliTarget:
             )
         return self.sandbox(sandbox_id, shown.get("envdAccessToken"))
 
-    def sandbox(self, sandbox_id: str, token: str | None, port: int = 49983) -> Endpoint:
+    def sandbox(
+        self,
+        sandbox_id: str,
+        token: str | None,
+        port: int = 49983,
+        *,
+        traffic_token: str | None = None,
+    ) -> Endpoint:
         """Return the endpoint of a port of a sandbox."""
         headers = {"E2b-Sandbox-Id": sandbox_id, "E2b-Sandbox-Port": str(port)}
         if token:
             headers["X-Access-Token"] = token
+        if traffic_token:
+            headers["E2B-Traffic-Access-Token"] = traffic_token
         return Endpoint(self.url, headers)
 
 

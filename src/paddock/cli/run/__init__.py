@@ -1,0 +1,1 @@
+"""`paddock run`: run code in a new sandbox."""

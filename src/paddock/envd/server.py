@@ -1,8 +1,8 @@
 """`Envd`, the daemon of one sandbox: wiring, routes, authorization, CORS, idle time.
 
 Serves two listeners with the same routes: the public one requires the token and has no `/init`; the
-control listener, which only the node can reach, requires nothing. Protocols are in `rpc/`,
-`files/` and `tasks/`.
+control listener, which only the node can reach, requires nothing. A third one, for code inside the
+sandbox, serves `GET /envs` alone. Protocols are in `rpc/`, `files/` and `tasks/`.
 """
 
 import asyncio
@@ -52,6 +52,8 @@ _PREFLIGHT = [
     ("Access-Control-Allow-Headers", "*"),
     ("Access-Control-Max-Age", "7200"),
 ]
+_INSIDE_CONNECTIONS = 32
+"""Connections of code inside the sandbox at a time."""
 _TASKS_HOST = "5758-"
 """Host names of the task executor's port start with this; its health response differs."""
 Route = Callable[[HttpRequest], Awaitable[None]]
@@ -99,6 +101,7 @@ class Envd:
         }
         self._public = HttpListener(lambda request: self._serve(request, is_internal=False))
         self._control = HttpListener(lambda request: self._serve(request, is_internal=True))
+        self._inside = HttpListener(self._serve_inside, max_connections=_INSIDE_CONNECTIONS)
         self._plain: Mapping[tuple[str, str], Route] = {
             ("GET", "/metrics"): self._get_metrics,
             ("GET", "/envs"): self._get_envs,
@@ -136,14 +139,21 @@ class Envd:
         self._is_attached = True
         return inherited
 
-    async def start(self, listener: socket.socket, control: socket.socket | None = None) -> None:
-        """Attach, unless already attached, then serve both listeners."""
+    async def start(
+        self,
+        listener: socket.socket,
+        control: socket.socket | None = None,
+        inside: socket.socket | None = None,
+    ) -> None:
+        """Attach, unless already attached, then serve the listeners."""
         inherited = 0 if self._is_attached else await self.attach()
         self.context.write_identity()
         self.context.write_outbound()
         await self._public.start(listener)
         if control is not None:
             await self._control.start(control)
+        if inside is not None:
+            await self._inside.start(inside)
         log.debug(
             "envd is serving", extra={"sandbox": self.config.sandbox_id, "inherited": inherited}
         )
@@ -168,26 +178,29 @@ class Envd:
     def idle_seconds(self) -> float:
         """Return the seconds without requests, processes, watchers and tasks."""
         servers = (self._public, self._control)
-        if any(d.in_flight for d in servers) or any(self.registry.running()) or self.watchers.count:
+        in_flight = any(d.in_flight for d in (*servers, self._inside))
+        if in_flight or any(self.registry.running()) or self.watchers.count:
             return 0.0
         if self.tasks.active:
             return 0.0
         if self.config.is_reserved and not self.context.sandbox_id:
             return 0.0
         now = asyncio.get_running_loop().time()
+        # Not the requests of code inside, which would keep its envd in memory at will.
         return now - max(d.last_active for d in servers)
 
     def close(self) -> None:
         """Stop serving; processes keep running."""
         self._public.close()
         self._control.close()
+        self._inside.close()
         self.watchers.close()
         self.tasks.close()
         self._launcher.close()
         self.registry.close()
 
     def _close_idle_connections(self) -> bool:
-        servers = (self._public, self._control)
+        servers = (self._public, self._control, self._inside)
         return all(c.close_if_idle() for d in servers for c in tuple(d.connections))
 
     # -- routing
@@ -215,6 +228,19 @@ class Envd:
             await self._task_routes.serve(request)
         else:
             await self._serve_plain(request, is_internal=is_internal)
+
+    async def _serve_inside(self, request: HttpRequest) -> None:
+        """Serve code inside the sandbox, which gets its variables with the token."""
+        if request.path == "/health":
+            self._respond_health(request)
+        elif not self._has_token(request):
+            self._refuse(request, is_rpc=False)
+        elif request.path != "/envs":
+            respond_problem(request, 404, f"there is no {request.path} inside the sandbox")
+        elif request.method != "GET":
+            respond_problem(request, 405, f"{request.method} is not allowed here")
+        else:
+            await self._get_envs(request)
 
     async def _serve_plain(self, request: HttpRequest, *, is_internal: bool) -> None:
         path = request.path

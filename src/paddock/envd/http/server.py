@@ -55,6 +55,10 @@ class HttpConnection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = transport = cast(asyncio.Transport, transport)
         transport.set_write_buffer_limits(high=WRITE_HIGH_WATER)
+        if self._server.is_full:
+            self._is_lost = True
+            transport.abort()
+            return
         self._server.connections.add(self)
         self._arm_idle()
 
@@ -294,9 +298,11 @@ def _peek(sock: socket.socket) -> bytes:
 class HttpListener:
     """Serves one listening socket with one handler."""
 
-    def __init__(self, handler: Handler) -> None:
+    def __init__(self, handler: Handler, *, max_connections: int | None = None) -> None:
+        """More connections than `max_connections` at a time are reset."""
         self.handler = handler
         self.connections: set[HttpConnection] = set()
+        self._max_connections = max_connections
         self.in_flight = 0
         self.last_active = 0.0
         self._server: asyncio.Server | None = None
@@ -314,6 +320,11 @@ class HttpListener:
             self._server = await loop.create_server(
                 lambda: HttpConnection(self), sock=listener, backlog=1024
             )
+
+    @property
+    def is_full(self) -> bool:
+        """Whether a further connection would be one too many."""
+        return self._max_connections is not None and len(self.connections) >= self._max_connections
 
     def touch(self) -> None:
         """Restart the idle time."""

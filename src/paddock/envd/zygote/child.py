@@ -88,7 +88,8 @@ async def serve(
             end.set_result(0)
 
     control = socket.socket(fileno=fds["control"]) if "control" in fds else None
-    await envd.start(socket.socket(fileno=fds["listener"]), control)
+    inside = socket.socket(fileno=fds["inside"]) if "inside" in fds else None
+    await envd.start(socket.socket(fileno=fds["listener"]), control, inside)
     ready()
     idle = loop.create_task(envd.run_until_idle())
     idle.add_done_callback(on_idle)

@@ -12,6 +12,7 @@ One datagram is one request, JSON with descriptors by SCM_RIGHTS:
 
     listener      listening socket (unix or TCP) for clients; `/init` is 404 there
     control       listening unix socket for the node: no token required, has `/init` and `/status`
+    inside        listening TCP socket for code inside the sandbox: `GET /envs` and `/health` alone
     init          envd's channel to the sandbox's pid 1 (`init_protocol.py`); without it envd forks
     userns mntns netns   namespaces to join, in that order
     cgroup        directory descriptors of the sandbox's cgroup for `/metrics`: `cgroup` (v2), or

@@ -2,7 +2,8 @@
 
 The node holds each sandbox's listening socket. While no envd serves it, the first connection makes
 the socket readable and an envd is forked. An idle envd exits, and the node listens again; a killed
-envd is replaced in the same way. envds outlive both the zygote and the node.
+envd is replaced in the same way. The socket for code inside the sandbox is held in the same way
+(`inside_socket.py`). envds outlive both the zygote and the node.
 """
 
 import array
@@ -20,6 +21,7 @@ import msgspec
 from paddock.envd.process.init_client import take_channel
 from paddock.kit.errors import PaddockError
 from paddock.kit.logs import fields
+from paddock.runtime.local.envd.inside_socket import InsideSocket
 from paddock.runtime.local.envd.zygote import WaitingEnvd, ZygoteBrokenError, ZygoteProcess
 from paddock.runtime.local.kernel import pidfds
 from paddock.runtime.local.node import records, rpc
@@ -50,9 +52,10 @@ class EnvdListener:
         open_parts: Callable[[Collection[str]], tuple[Mapping[str, object], Mapping[str, int]]],
         on_change: Callable[[records.RecordedProcess | None], None],
         spawn: Callable[[str, Coroutine[Any, Any, None]], None],
+        open_inside: Callable[[], socket.socket | None] = lambda: None,
     ) -> None:
         """`open_parts` returns envd's config and descriptors of the given parts (`ENVD_PARTS`),
-        which the listener closes.
+        which the listener closes. `open_inside` returns the socket for code inside, if possible.
 
         `sockets` are the prepared ones of the sandbox's directory, if any.
         """
@@ -63,6 +66,9 @@ class EnvdListener:
         self._open_parts = open_parts
         self._on_change = on_change
         self._spawn = spawn
+        self._inside = InsideSocket(open_inside)
+        self._watched: list[int] = []
+        """Descriptors of the sockets on which a connection starts an envd."""
         self._loop = asyncio.get_running_loop()
         self._listener: socket.socket | None = sockets and sockets.envd
         self._control: socket.socket | None = sockets and sockets.control
@@ -112,7 +118,7 @@ class EnvdListener:
         config, held = self._open_parts(waiting_envd.missing)
         with self._take_control() as control, contextlib.ExitStack() as given:
             given.callback(close_all, list(held.values()))
-            fds = {"listener": listener.fileno(), "control": control.fileno(), **held}
+            fds = {**self._sockets(listener, control), **held}
             request = {"op": "start", "config": config, "fds": list(fds)}
             rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds.values()))]
             try:
@@ -158,8 +164,9 @@ class EnvdListener:
                 pidfds.kill(pidfd)
             else:
                 os.close(pidfd)
+        self._unwatch_sockets()
+        self._inside.close()
         if self._listener is not None:
-            self._loop.remove_reader(self._listener.fileno())
             self._listener.close()
             self._listener = None
         if self._control is not None:
@@ -170,12 +177,21 @@ class EnvdListener:
                 self._path.unlink()
 
     def _watch_listener(self) -> None:
-        if self._listener is not None and self._pidfd is None:
-            self._loop.add_reader(self._listener.fileno(), self._on_connection)
+        if self._listener is None or self._pidfd is not None:
+            return
+        self._unwatch_sockets()
+        inside = self._inside.get()
+        for each in (self._listener, *((inside,) if inside is not None else ())):
+            self._loop.add_reader(each.fileno(), self._on_connection)
+            self._watched.append(each.fileno())
+
+    def _unwatch_sockets(self) -> None:
+        for fd in self._watched:
+            self._loop.remove_reader(fd)
+        self._watched.clear()
 
     def _on_connection(self) -> None:
-        if self._listener is not None:
-            self._loop.remove_reader(self._listener.fileno())
+        self._unwatch_sockets()
         if self._settled.is_set():
             self._settled.clear()
             self._spawn(f"envd at {self._path}", self._fork_envd())
@@ -223,25 +239,31 @@ class EnvdListener:
     def _accept_pending(self) -> list[socket.socket]:
         """Accept all queued connections."""
         found: list[socket.socket] = []
-        try:
-            while self._listener is not None:
-                caller, _ = self._listener.accept()
-                caller.setblocking(False)
-                found.append(caller)
-        except BlockingIOError:  # the queue is empty
-            pass
-        except OSError:  # no descriptors left: the rest stays queued for the next attempt
-            self._failures += 1
+        for listener in (self._listener, self._inside.get()):
+            try:
+                while listener is not None:
+                    caller, _ = listener.accept()
+                    caller.setblocking(False)
+                    found.append(caller)
+            except BlockingIOError:  # the queue is empty
+                continue
+            except OSError:  # no descriptors left: the rest stays queued for the next attempt
+                self._failures += 1
         return found
 
     async def _fork_from_zygote(self, listener: socket.socket) -> tuple[int, int]:
         config, held = self._open_parts(ENVD_PARTS)
         try:
             with self._take_control() as control:
-                sockets = {"listener": listener.fileno(), "control": control.fileno()}
-                return await self._zygote.fork(config, {**sockets, **held})
+                return await self._zygote.fork(config, {**self._sockets(listener, control), **held})
         finally:
             close_all(list(held.values()))
+
+    def _sockets(self, listener: socket.socket, control: socket.socket) -> dict[str, int]:
+        """Return the descriptors of the sockets that an envd serves."""
+        sockets = {"listener": listener.fileno(), "control": control.fileno()}
+        inside = self._inside.get()
+        return sockets if inside is None else {**sockets, "inside": inside.fileno()}
 
     def _take_control(self) -> socket.socket:
         inner, self._control = self._control or rpc.listen(str(self.control)), None

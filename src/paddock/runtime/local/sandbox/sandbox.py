@@ -6,6 +6,7 @@ The operations on sandboxes are in `lifecycle.py`, `freeze.py` and `hibernation.
 import logging
 import os
 import signal
+import socket
 from collections.abc import Callable, Collection, Coroutine, Mapping
 from typing import Any
 
@@ -19,6 +20,7 @@ from paddock.kit.clock import Clock
 from paddock.kit.errors import ConflictError, UnavailableError
 from paddock.kit.logs import fields
 from paddock.runtime import outbound, rates
+from paddock.runtime.local.envd import inside_socket
 from paddock.runtime.local.envd.envd_listener import EnvdListener
 from paddock.runtime.local.envd.zygote import WaitingEnvd
 from paddock.runtime.local.net.settings import HOST_NAME
@@ -186,8 +188,20 @@ class NodeSandbox:
                 open_parts=self._open_envd_parts,
                 on_change=self._save_envd,
                 spawn=self._spawn,
+                open_inside=self._open_inside,
             )
         return self.envd_listener
+
+    def _open_inside(self) -> socket.socket | None:
+        """Return the socket on which code inside reaches envd; `None` if it cannot be opened."""
+        try:
+            netns = self.namespace("net")
+        except ConflictError:
+            return None
+        try:
+            return inside_socket.listen(netns)
+        finally:
+            os.close(netns)
 
     def detach_init(self, *, kill: bool) -> None:
         """Stop watching init and close the listener; with `kill`, also kill envd."""

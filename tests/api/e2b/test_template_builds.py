@@ -34,6 +34,12 @@ from tests.scenario.paddock import World, paddock
 pytestmark = pytest.mark.looptime
 HASH = "a" * 64
 ZERO = "00000000-0000-0000-0000-000000000000"
+AWS = {
+    "type": "aws",
+    "awsAccessKeyId": "AKIDEXAMPLE",
+    "awsSecretAccessKey": "hunter2",
+    "awsRegion": "eu-west-1",
+}
 
 
 @pytest.fixture(autouse=True)
@@ -308,6 +314,7 @@ async def test_a_build_is_started_once() -> None:
         {"steps": [{"type": "RUN", "filesHash": "x"}]},
         {"fromImageRegistry": {"type": "ftp"}},
         {"fromImageRegistry": {"type": "aws"}},
+        {"fromImageRegistry": AWS},
     ],
 )
 async def test_a_start_that_cannot_be_built_is_refused(body: Any) -> None:
@@ -325,6 +332,17 @@ async def test_credentials_of_a_registry_are_not_stored() -> None:
         secret = {"type": "registry", "username": "user", "password": "hunter2"}
         await client.start(build, fromImage="private/image", fromImageRegistry=secret)
         made = stored(world, build)
+        assert "hunter2" not in repr(made)
+
+
+async def test_aws_keys_are_accepted_for_registries_of_their_region_and_not_stored() -> None:
+    image = "123456789012.dkr.ecr.eu-west-1.amazonaws.com/tools:1"
+    async with paddock(pool_size=0) as world:
+        client = await red(world)
+        build = await client.request("app")
+        await client.start(build, fromImage=image, fromImageRegistry=AWS)
+        made = stored(world, build)
+        assert made.spec.started
         assert "hunter2" not in repr(made)
 
 

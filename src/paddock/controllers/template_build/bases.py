@@ -1,10 +1,12 @@
 """What a build starts from: an image, a template, or a snapshot of the team."""
 
+from collections.abc import Awaitable, Callable
 from fnmatch import fnmatchcase
 
 from msgspec import Struct, structs
 
-from paddock.builds.credentials import BuildCredentials
+from paddock.builds.aws.signature import AwsKeys
+from paddock.builds.credentials import BuildCredentials, RegistryLogin
 from paddock.cache import indexes
 from paddock.cache.provider import Provider
 from paddock.claims.caller import Caller
@@ -21,11 +23,18 @@ from paddock.kit.errors import (
 )
 from paddock.resources.kinds.checkpoint import Checkpoint, CheckpointPhase
 from paddock.resources.kinds.template import NetworkPolicy, SandboxTemplate, SandboxTemplateSpec
-from paddock.resources.kinds.template_build import REASON_BASE, TemplateBuild
+from paddock.resources.kinds.template_build import (
+    ANNOTATION_LOGIN,
+    REASON_BASE,
+    TemplateBuild,
+)
 from paddock.resources.meta import Key
 from paddock.resources.network.ceiling import intersect
 from paddock.resources.transitions.template_build import restricted
 from paddock.runtime.port import HOST_IMAGE, ReadyImage, RegistryCredentials, Runtime
+
+AwsLogin = Callable[[AwsKeys, str], Awaitable[RegistryLogin]]
+"""Exchanges AWS keys for the credentials of the registry of an image."""
 
 
 class ResolvedBase(Struct, frozen=True, kw_only=True):
@@ -49,9 +58,11 @@ class Bases:
         runtime: Runtime,
         credentials: BuildCredentials,
         *,
+        log_in: AwsLogin,
         images: tuple[str, ...] = (),
     ) -> None:
         """`images` are patterns (fnmatch) of images that the operator opens (`claim_images`)."""
+        self._log_in = log_in
         self._provider = provider
         self._images = images
         self._runtime = runtime
@@ -81,21 +92,41 @@ class Bases:
         )
 
     async def _pulled(self, build: TemplateBuild) -> ReadyImage:
-        login = self._credentials.get(build.metadata.uid)
-        known = (
-            RegistryCredentials(username=login.username, password=login.password) if login else None
-        )
         name = build.spec.from_image
         self._check_host(name, is_host=name == HOST_IMAGE)
         try:
             image = await self._runtime.ensure_image(
-                name, team=build.spec.owner, credentials=(known,) if known else ()
+                name, team=build.spec.owner, credentials=await self._logins(build)
             )
         except (NotFoundError, ForbiddenError, InvalidError, UnauthenticatedError) as error:
-            raise StepFailedError(error.message, step=REASON_BASE) from error
+            raise StepFailedError(self._reason(build, error), step=REASON_BASE) from error
         # The name may be written in other ways.
         self._check_host(name, is_host=image.identity == HOST_IMAGE)
         return image
+
+    async def _logins(self, build: TemplateBuild) -> tuple[RegistryCredentials, ...]:
+        """Return the credentials that the build was started with."""
+        login = self._credentials.get(build.metadata.uid)
+        if isinstance(login, AwsKeys):
+            login = await self._log_in(login, build.spec.from_image)
+        if login is None:
+            return ()
+        return (
+            RegistryCredentials(host=login.host, username=login.username, password=login.password),
+        )
+
+    def _reason(self, build: TemplateBuild, error: PaddockError) -> str:
+        """Return why an image was not pulled, and whether the build has lost its credentials."""
+        is_lost = (
+            ANNOTATION_LOGIN in build.metadata.annotations
+            and self._credentials.get(build.metadata.uid) is None
+        )
+        if not is_lost or not isinstance(error, (ForbiddenError, UnauthenticatedError)):
+            return error.message
+        return (
+            f"{error.message}; the registry credentials of the build were lost when the control "
+            "plane restarted: start the build again"
+        )
 
     def _check_host(self, name: str, *, is_host: bool) -> None:
         """Raise `StepFailedError` for the root file system of the machine, unless it is open."""

@@ -1,5 +1,6 @@
 """Builds the controller of template builds from what it needs."""
 
+from paddock.builds.aws import ecr
 from paddock.builds.files import BuildFiles
 from paddock.cache.provider import Provider
 from paddock.claims.acquirer import Acquirer
@@ -35,7 +36,13 @@ def new_controller(
     tools = BuildTools(
         provider=provider,
         runtime=runtime,
-        bases=Bases(provider, runtime, files.credentials, images=images),
+        bases=Bases(
+            provider,
+            runtime,
+            files.credentials,
+            log_in=lambda keys, image: ecr.log_in(keys, image, clock),
+            images=images,
+        ),
         layers=Layers(provider, clock),
         sandboxes=BuildSandboxes(provider, acquirer, seed, clock, max_seconds=max_seconds),
         shell=shell,

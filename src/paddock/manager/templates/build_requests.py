@@ -1,13 +1,14 @@
 """Requests for builds, independent of the protocol, and the limits of their fields. Pure."""
 
 import msgspec
-from msgspec import Struct
+from msgspec import Struct, structs
 
-from paddock.builds.credentials import RegistryLogin
+from paddock.builds.credentials import RegistryAccess
 from paddock.kit.errors import InvalidError
 from paddock.resources.default_limits import DEFAULT_DISK_BYTES
 from paddock.resources.kinds.template import Resources
-from paddock.resources.kinds.template_build import BuildStep
+from paddock.resources.kinds.template_build import ANNOTATION_LOGIN, BuildStep, TemplateBuild
+from paddock.resources.meta import with_meta
 
 DEFAULT_CPU_COUNT = 2
 DEFAULT_MEMORY_MB = 1024
@@ -45,8 +46,26 @@ class BuildStart(Struct, frozen=True, kw_only=True):
     force: bool = False
     start_command: str = ""
     ready_command: str = ""
-    login: RegistryLogin | None = None
+    login: RegistryAccess | None = None
     """Credentials for the registry of `from_image`. Not stored."""
+
+
+def with_start(build: TemplateBuild, wanted: BuildStart) -> TemplateBuild:
+    """Return a registered build that is to be built. Its credentials are not part of it."""
+    spec = structs.replace(
+        build.spec,
+        started=True,
+        from_image=wanted.from_image,
+        from_template=wanted.from_template,
+        steps=wanted.steps,
+        force=wanted.force,
+        start_command=wanted.start_command,
+        ready_command=wanted.ready_command,
+    )
+    annotations = dict(build.metadata.annotations)
+    if wanted.login is not None:
+        annotations[ANNOTATION_LOGIN] = "in memory"
+    return with_meta(structs.replace(build, spec=spec), annotations=annotations)
 
 
 def resources_of(request: NewBuild, limits: BuildLimits) -> Resources:

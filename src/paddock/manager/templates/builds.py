@@ -29,6 +29,7 @@ from paddock.manager.templates.build_requests import (
     NewBuild,
     check_start,
     resources_of,
+    with_start,
 )
 from paddock.manager.templates.build_state import SUPERSEDED, BuildReason, BuildState
 from paddock.manager.templates.names import parse_name, requested_tags
@@ -136,17 +137,7 @@ class TemplateBuilds:
 
         def started(now: TemplateBuild) -> TemplateBuild:
             _check_waiting(now)
-            spec = structs.replace(
-                now.spec,
-                started=True,
-                from_image=wanted.from_image,
-                from_template=wanted.from_template,
-                steps=wanted.steps,
-                force=wanted.force,
-                start_command=wanted.start_command,
-                ready_command=wanted.ready_command,
-            )
-            return structs.replace(now, spec=spec)
+            return with_start(now, wanted)
 
         try:
             await self._provider.write.mutate(

@@ -12,6 +12,8 @@ LABEL_BUILD = "paddock.dev/template-build"
 """Name of the TemplateBuild, on its sandboxes and on the checkpoints of its layers."""
 LABEL_LAYER = "paddock.dev/template-layer"
 """Key of a layer, on the checkpoint that stores it."""
+ANNOTATION_LOGIN = "paddock.dev/registry-credentials"
+"""On a build that was started with credentials of a registry. They are in memory only."""
 
 REASON_BASE = "base"
 """`status.failedStep` of a build whose image or base template cannot be used."""

@@ -28,7 +28,9 @@ from paddock.api.e2b.templates.schemas import (
     RegistryBody,
 )
 from paddock.api.login_limits import limited_address
-from paddock.builds.credentials import RegistryLogin
+from paddock.builds.aws.ecr import check_keys
+from paddock.builds.aws.signature import AwsKeys
+from paddock.builds.credentials import RegistryAccess, RegistryLogin
 from paddock.builds.logs import LEVELS
 from paddock.claims.caller import Caller
 from paddock.kit.errors import InvalidError
@@ -96,14 +98,14 @@ async def start_build(context: E2bContext, request: Request, caller: Caller) -> 
         force=bool(body.force),
         start_command=body.start_cmd or "",
         ready_command=body.ready_cmd or "",
-        login=_login(body.from_image_registry),
+        login=_login(body.from_image_registry, body.from_image or ""),
     )
     path = request.path_params
     await context.manager.builds.start(caller, path["id"], path["build"], wanted)
     return Response(status_code=202)
 
 
-def _login(registry: RegistryBody | None) -> RegistryLogin | None:
+def _login(registry: RegistryBody | None, image: str) -> RegistryAccess | None:
     if registry is None:
         return None
     if registry.type == "registry":
@@ -111,11 +113,13 @@ def _login(registry: RegistryBody | None) -> RegistryLogin | None:
     if registry.type == "gcp":
         return RegistryLogin(username=_GCP_USER, password=registry.service_account_json)
     if registry.type == "aws":
-        raise InvalidError(
-            "fromImageRegistry of the type 'aws' is not supported",
-            hint="use the type 'registry' with the user AWS and the password that "
-            "'aws ecr get-login-password' prints",
+        keys = AwsKeys(
+            access_key_id=registry.aws_access_key_id,
+            secret_access_key=registry.aws_secret_access_key,
+            region=registry.aws_region,
         )
+        check_keys(keys, image)
+        return keys
     raise InvalidError.at("fromImageRegistry.type", "must be 'registry', 'gcp' or 'aws'")
 
 

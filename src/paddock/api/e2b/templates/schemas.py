@@ -104,6 +104,9 @@ class RegistryBody(E2BBody, frozen=True, kw_only=True):
     username: str = ""
     password: str = ""
     service_account_json: str = ""
+    aws_access_key_id: str = ""
+    aws_secret_access_key: str = ""
+    aws_region: str = ""
 
 
 class BuildStepBody(E2BBody, frozen=True, kw_only=True):

@@ -1,0 +1,1 @@
+"""Logging in to registries of AWS (ECR) with access keys."""

@@ -257,6 +257,10 @@ ASKED = sorted(
         ("get", "nodes"),
         ("create", "sandboxtemplates"),
         ("delete", "sandboxenvs"),
+        # Nothing is built in pods.
+        ("update", "templatebuilds"),
+        ("update", "templatebuilds/status"),
+        ("delete", "templatebuilds"),
         ("create", "clusterrolebindings"),
         ("create", "pods/exec"),
         ("update", "pods"),
@@ -285,7 +289,7 @@ def is_allowed(info: ClusterInfo, user: str, verb: str, resource: str) -> bool:
     name, _, namespace = resource.partition("/")
     subresource = namespace if namespace in SUBRESOURCES else ""
     namespace = "default" if namespace in ("", *SUBRESOURCES) else namespace
-    group = "paddock.dev" if name.startswith("sandbox") else ""
+    group = "paddock.dev" if name.startswith(("sandbox", "templatebuild")) else ""
     if name == "clusterrolebindings":
         group = "rbac.authorization.k8s.io"
     if name == "networkpolicies":

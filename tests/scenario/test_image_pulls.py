@@ -19,7 +19,7 @@ from paddock.resources.kinds.template import (
 )
 from paddock.resources.meta import Condition, ConditionStatus, Key, ObjectMeta, condition
 from paddock.runtime.port import ReadyImage, RegistryCredentials
-from paddock.runtime.simulated import Operation, SimulatedRuntime
+from paddock.runtime.simulated import ALL_CAPABILITIES, Operation, SimulatedRuntime
 from tests.scenario.paddock import CALLER, World, paddock
 
 pytestmark = pytest.mark.looptime
@@ -30,9 +30,10 @@ PYTHON = NewSandbox(template="python", timeout_seconds=3600)
 KEY = Key("default", "python")
 
 
-async def apply(world: World, **spec) -> None:
+async def apply(world: World, *, is_published: bool = True, **spec) -> None:
     """Create a template that names an image of the registry."""
-    world.runtime.images.publish(IMAGE, ONE)
+    if is_published:
+        world.runtime.images.publish(IMAGE, ONE)
     template = SandboxTemplate(
         metadata=ObjectMeta(namespace="default", name="python"),
         spec=SandboxTemplateSpec(image=IMAGE, **spec),
@@ -177,8 +178,8 @@ async def test_the_policy_always_follows_the_tag() -> None:
 class Recording(SimulatedRuntime):
     """A runtime that records the credentials of pulls."""
 
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, **options) -> None:
+        super().__init__(**options)
         self.given: list[tuple[str, tuple[RegistryCredentials, ...]]] = []
 
     async def ensure_image(
@@ -215,6 +216,21 @@ async def test_pull_secrets_are_those_of_the_namespace_of_the_template() -> None
         assert team == "default"
         expected = RegistryCredentials(host="registry.example", username="u", password="never tell")
         assert credentials == (expected,)
+
+
+async def test_pull_secrets_are_not_read_where_machines_pull_by_themselves() -> None:
+    """Controllers may not read them on a cluster: each pod names its own."""
+    cannot_pull = structs.replace(ALL_CAPABILITIES, can_pull_images=False)
+    runtime = Recording(capabilities=cannot_pull)
+    async with paddock(runtime=runtime) as world:
+        await apply(
+            world,
+            is_published=False,
+            image_pull_policy=ImagePullPolicy.ALWAYS,
+            image_pull_secrets=("unreadable",),
+        )
+        await world.manager.claims.create(CALLER, PYTHON)
+    assert runtime.given == []
 
 
 async def test_a_missing_pull_secret_is_named() -> None:

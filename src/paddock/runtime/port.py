@@ -49,6 +49,9 @@ class Capabilities(Struct, frozen=True, kw_only=True):
     can_filter_egress: bool = False
     can_update_image: bool = False
     """Change the image of a running sandbox in place."""
+    can_pull_images: bool = False
+    """Pull images by `ensure_image`; other drivers have machines that pull by themselves, with the
+    pull secrets of each sandbox."""
     reasons: Mapping[str, str] = {}
     """Why a capability is missing and how to get it, by capability name."""
 

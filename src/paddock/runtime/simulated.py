@@ -63,6 +63,7 @@ ALL_CAPABILITIES = Capabilities(
     can_limit_cached_writes=True,
     can_filter_egress=True,
     can_update_image=True,
+    can_pull_images=True,
 )
 
 STORED_MEMORY_BYTES = 30 << 20  # of every sandbox

@@ -23,13 +23,13 @@ CLUSTER_RULES: dict[str, list[Manifest]] = {
             *READ,
         ),
         _rule(GROUP, "sandboxes sandboxpools", "create", "update", "delete"),
-        _rule(GROUP, "checkpoints batchsandboxes templatebuilds", "update", "delete"),
+        _rule(GROUP, "checkpoints batchsandboxes", "update", "delete"),
         _rule(GROUP, "sandboxclaims", "delete"),
         _rule(GROUP, "sandboxenvs", "create", "update"),
         _rule(
             GROUP,
             "sandboxes/status sandboxpools/status sandboxclaims/status checkpoints/status "
-            "batchsandboxes/status sandboxenvs/status templatebuilds/status",
+            "batchsandboxes/status sandboxenvs/status",
             "update",
         ),
         # Some clusters require this to set blockOwnerDeletion.

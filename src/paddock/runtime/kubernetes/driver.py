@@ -110,6 +110,7 @@ class KubernetesRuntime:
             **dict.fromkeys(
                 ("can_limit_bandwidth", "can_limit_io", "can_limit_cached_writes"), _NO_RATES
             ),
+            "can_pull_images": "the kubelet of each pod pulls",
             "can_filter_egress": "by address; the cluster's network must enforce NetworkPolicies",
         }
         if not can_freeze:

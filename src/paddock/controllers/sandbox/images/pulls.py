@@ -90,8 +90,7 @@ class ImagePulls:
         Return what to do instead: to wait, or to fail the sandbox.
         """
         attempt = self._attempts.get(wanted.uid)
-        always = template.image_pull_policy is ImagePullPolicy.ALWAYS
-        if attempt is None and (not always or wanted.checkpoint_id is not None):
+        if attempt is None and not await self._must_ask(template, wanted):
             return await self._created(sandbox, template, wanted)
         if attempt is None or (attempt.task is None and attempt.retry_at <= self._now()):
             return await self._begin(sandbox, template, wanted)
@@ -103,6 +102,13 @@ class ImagePulls:
         if not isinstance(error, PaddockError):
             raise error
         return await self._failed(sandbox, attempt, error)
+
+    async def _must_ask(self, template: SandboxTemplateSpec, wanted: Blueprint) -> bool:
+        """Whether the registry is asked for a newer image before the sandbox is created."""
+        if template.image_pull_policy is not ImagePullPolicy.ALWAYS or wanted.checkpoint_id:
+            return False
+        # A kubelet follows the policy of its pod: pull secrets are not read here.
+        return (await self._runtime.capabilities()).can_pull_images
 
     def forget(self, uid: str) -> None:
         """Drop what is known of a sandbox that has started or is gone."""

@@ -78,6 +78,7 @@ class NodeCapabilities:
             can_limit_bandwidth="can_limit_bandwidth" not in reasons,
             can_limit_io="can_limit_io" not in reasons,
             can_limit_cached_writes="can_limit_cached_writes" not in reasons,
+            can_pull_images=True,
             reasons=reasons,
         )
 

@@ -28,7 +28,7 @@ import msgspec
 
 from paddock.app.up import envoy
 from paddock.app.wiring.secrets import Secrets
-from paddock.runtime.outbound_settings import node_file, write_node_file
+from paddock.runtime import image_settings, outbound_settings
 from paddock.settings import load
 from tests import disks
 from tests.fabrics import usable_numbers
@@ -173,13 +173,16 @@ class Installation:
         socket_path = self.directory / "run" / "node.sock"
         settings = load(environ=self.environment)
         settings.run.mkdir(exist_ok=True)
-        write_node_file(settings)
+        outbound_settings.write_node_file(settings)
+        image_settings.write_node_file(settings)
         self._start(
             "node",
             [
                 *("paddock.runtime.local.node.process", "--state", str(self.node_state)),
                 *("--socket", str(socket_path), "--network", str(self._number)),
-                *("--outbound", str(node_file(settings)), "--purge-on-exit"),
+                *("--outbound", str(outbound_settings.node_file(settings))),
+                *("--images", str(image_settings.node_file(settings)), "--purge-on-exit"),
+                f"--heavy-work-per-team={settings.heavy_work_per_team}",
             ],
         )
         # Compare the process: a child of a killed node may hold the old socket for a moment.
@@ -187,7 +190,25 @@ class Installation:
 
     async def start_control(self) -> None:
         self._start("control", ["paddock.app", "control"])
+        await self.control_serves()
+
+    async def control_serves(self) -> None:
+        """Wait until the control plane answers."""
         await self._until("control", lambda: _connects(("127.0.0.1", self.api_port)))
+
+    def spawn_control(self, prelude: str) -> None:
+        """Start the control plane after a Python program in its process. Waits for nothing."""
+        main = "import sys; from paddock.app.__main__ import main"
+        program = f"{prelude}\n{main}\nsys.argv[1:] = ['control']\nsys.exit(main())"
+        self._spawn("control", [sys.executable, "-c", program])
+
+    async def ended(self, name: str, seconds: float = 60) -> int:
+        """Wait until a process has ended by itself, and return its status."""
+        try:
+            return await asyncio.to_thread(self._processes[name].wait, seconds)
+        except subprocess.TimeoutExpired as error:
+            error.add_note(self.log(name)[-3000:])
+            raise
 
     async def start_gateway(self, number: int = 0, **environment: object) -> None:
         """Start a gateway and wait until it is ready."""

@@ -29,15 +29,17 @@ class Builder:
     def __init__(self, paddock: Installation) -> None:
         self.paddock = paddock
 
-    async def start(self, template: str, *steps: Mapping[str, Any], **spec: Any) -> dict[str, Any]:
+    async def start(
+        self, template: str, *steps: Mapping[str, Any], name: str = "", **spec: Any
+    ) -> dict[str, Any]:
         """Write the objects of a build that is to begin at once."""
-        await self._ensure_template(template)
+        await self.ensure_template(template)
         if "fromTemplate" not in spec:
             spec = {"fromImage": "base", **spec}
         body = {
             "apiVersion": "paddock.dev/v1alpha1",
             "kind": "TemplateBuild",
-            "metadata": {"name": str(uuid.uuid4())},
+            "metadata": {"name": name or str(uuid.uuid4())},
             "spec": {
                 "templateName": template,
                 "started": True,
@@ -49,7 +51,8 @@ class Builder:
         }
         return await self.paddock.kube("POST", f"{API}/templatebuilds", body)
 
-    async def _ensure_template(self, name: str) -> None:
+    async def ensure_template(self, name: str) -> None:
+        """Create a template without a build, unless it exists."""
         known = await self.paddock.kube("GET", f"{API}/sandboxtemplates")
         if any(item["metadata"]["name"] == name for item in known["items"]):
             return

@@ -6,7 +6,7 @@ import io
 import json
 import subprocess
 import tarfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 
@@ -51,19 +51,24 @@ CONFIG = {
 }
 
 
-def config_blob(layers: Sequence[bytes]) -> bytes:
+def config_blob(layers: Sequence[bytes], config: Mapping[str, object] = CONFIG) -> bytes:
     diff_ids = [f"sha256:{hashlib.sha256(layer).hexdigest()}" for layer in layers]
     document = {
         "architecture": "amd64",
         "os": "linux",
-        "config": CONFIG,
+        "config": config,
         "rootfs": {"type": "layers", "diff_ids": diff_ids},
     }
     return json.dumps(document).encode()
 
 
 def oci_layout(
-    target: Path, layers: Sequence[bytes], *, name: str | None = "app:1", zstd: bool = False
+    target: Path,
+    layers: Sequence[bytes],
+    *,
+    name: str | None = "app:1",
+    zstd: bool = False,
+    config: Mapping[str, object] = CONFIG,
 ) -> Path:
     """Write an OCI layout with compressed layers."""
     blobs = target / "blobs" / "sha256"
@@ -78,7 +83,7 @@ def oci_layout(
     manifest = {
         "schemaVersion": 2,
         "mediaType": "application/vnd.oci.image.manifest.v1+json",
-        "config": put(config_blob(layers), "config.v1+json"),
+        "config": put(config_blob(layers, config), "config.v1+json"),
         "layers": [
             put(_zstd(layer), "layer.v1.tar+zstd")
             if zstd

@@ -6,15 +6,17 @@ With `PADDOCK_STORE=kubernetes` or `PADDOCK_KUBECONFIG`, resources are those of 
 
 import asyncio
 import os
+from collections.abc import Callable, Sequence
 from functools import cached_property
 from pathlib import Path
 from urllib.parse import quote
 
 import msgspec
 
-from paddock.cli.http import Endpoint
+from paddock.cli.http import CallError, Endpoint
+from paddock.cli.output import Output
 from paddock.kit import bearer
-from paddock.kit.errors import ConflictError, UnavailableError
+from paddock.kit.errors import ConflictError, PaddockError, UnavailableError
 from paddock.settings import Settings, load
 from paddock.store.kubernetes.access import Access, load_access
 
@@ -116,3 +118,30 @@ async def _authorization(access: Access) -> str | None:
 def path_of(sandbox_id: str) -> str:
     """Return the path of a sandbox in E2B's API, with the id quoted."""
     return f"/sandboxes/{quote(sandbox_id, safe='')}"
+
+
+def delete_each(
+    target: CliTarget,
+    output: Output,
+    names: Sequence[str],
+    *,
+    path_of: Callable[[str], str],
+    done: str,
+) -> None:
+    """Delete objects by E2B's API and print which; then raise why others were not deleted.
+
+    `done` is what happened to them: `deleted`, `killed`.
+    """
+    deleted: list[str] = []
+    refused: list[str] = []
+    for name in names:
+        try:
+            target.e2b.call("DELETE", path_of(name))
+        except CallError as error:
+            refused.append(error.message)
+        else:
+            deleted.append(name)
+    if deleted:
+        output.done("\n".join(f"{done} {name}" for name in deleted), {done: deleted})
+    if refused:
+        raise PaddockError("; ".join(refused))

@@ -39,12 +39,14 @@ COPY --from=busybox:1 /bin/busybox /bin/
 class MemoryApi(BuildApi):
     """Builds that end at once: the API without a server."""
 
-    def __init__(self, reason: dict[str, Any] | None = None, *, interrupted: bool = False) -> None:
+    def __init__(
+        self, reason: dict[str, Any] | None = None, *, interruption: BaseException | None = None
+    ) -> None:
         self.registered: dict[str, tuple[str, ...]] = {}
         self.started: dict[str, dict[str, Any]] = {}
         self.stored: set[str] = set()
         self._reason = reason
-        self._interrupted = interrupted
+        self._interruption = interruption
 
     def register(self, name: str, tags: Sequence[str], resources: Any) -> BuildId:
         build = BuildId(name, str(uuid.uuid4()), (f"team/{name}",))
@@ -61,8 +63,8 @@ class MemoryApi(BuildApi):
         self.started[build.build] = body
 
     def status(self, template: str, build: str, offset: int = 0) -> dict[str, Any]:
-        if self._interrupted:
-            raise KeyboardInterrupt
+        if self._interruption is not None:
+            raise self._interruption
         if offset == 0:
             return {"status": "building", "logEntries": [{"message": "line", "level": "info"}]}
         if self._reason is not None:
@@ -199,10 +201,23 @@ def test_a_started_build_goes_on_where_its_log_is_not_reached(
     assert case.canceled == []
 
 
-def test_an_interrupt_cancels_the_build(tmp_path: Path) -> None:
-    case = Case(tmp_path, MemoryApi(interrupted=True))
-    with pytest.raises(KeyboardInterrupt):
+@pytest.mark.parametrize("interruption", [KeyboardInterrupt(), SystemExit(143)], ids=type)
+def test_an_interrupt_cancels_the_build(tmp_path: Path, interruption: BaseException) -> None:
+    case = Case(tmp_path, MemoryApi(interruption=interruption))
+    with pytest.raises(type(interruption)):
         case.build("FROM a\nRUN sleep 100")
+    assert case.canceled == list(case.api.registered)
+
+
+def test_an_interrupt_before_the_start_cancels_the_build(
+    case: Case, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(QuietProgress, "begin", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        case.build("FROM a")
     assert case.canceled == list(case.api.registered)
 
 

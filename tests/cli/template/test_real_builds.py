@@ -142,7 +142,12 @@ def test_a_failing_step_ends_with_its_line_and_its_output(cli: Cli, tmp_path: Pa
     cli("template", "delete", "failing")
 
 
-def test_an_interrupt_cancels_the_build_and_says_so(cli: Cli, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)]
+)
+def test_an_interrupt_cancels_the_build_and_says_so(
+    cli: Cli, tmp_path: Path, number: signal.Signals, code: int
+) -> None:
     (tmp_path / "Dockerfile").write_text("FROM base\nRUN echo running; sleep 300\n")
     with subprocess.Popen(
         [PADDOCK, "template", "build", "slow", tmp_path],
@@ -156,9 +161,9 @@ def test_an_interrupt_cancels_the_build_and_says_so(cli: Cli, tmp_path: Path) ->
         seen = ""
         while "running\n" not in seen:
             seen += building.stderr.readline()
-        os.killpg(building.pid, signal.SIGINT)
+        os.killpg(building.pid, number)
         out, err = building.communicate(timeout=60)
-    assert building.returncode == 130, out + err
+    assert building.returncode == code, out + err
     assert "canceled build" in err
     deadline = time.monotonic() + 60
     while cli.json("template", "history", "slow"):

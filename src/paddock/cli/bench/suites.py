@@ -19,6 +19,7 @@ from typing import Any
 
 import msgspec
 
+from paddock.cli.termination import exit_on_signals
 from paddock.kit.errors import NotFoundError
 
 FIRST = (
@@ -179,20 +180,15 @@ def _bounded(process: subprocess.Popen[bytes]) -> Generator[threading.Event]:
 
     timer = threading.Timer(SUITE_SECONDS, end)
     timer.start()
-    # On SIGTERM end the suite, too: it has its own session.
-    before = signal.signal(signal.SIGTERM, _exit)
     try:
-        yield timed_out
+        # A signal to this process must end the suite, too: it has its own session.
+        with exit_on_signals():
+            yield timed_out
     except BaseException:
         _end(process)
         raise
     finally:
-        signal.signal(signal.SIGTERM, before)
         timer.cancel()
-
-
-def _exit(number: int, _: object) -> None:
-    raise SystemExit(128 + number)
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:

@@ -13,7 +13,7 @@ from paddock.cli.context import with_target
 from paddock.cli.http import CallError
 from paddock.cli.output import Output, age, notes, screen, until
 from paddock.cli.sandbox.exec import copy, execute, shell
-from paddock.cli.target import CliTarget, path_of
+from paddock.cli.target import CliTarget, delete_each, path_of
 from paddock.kit.clock import system
 from paddock.kit.errors import PaddockError
 
@@ -240,19 +240,7 @@ def fork(target: CliTarget, output: Output, sandbox_id: str, count: int, timeout
 @with_target
 def kill(target: CliTarget, output: Output, sandbox_ids: tuple[str, ...]) -> None:
     """Kill sandboxes, running or paused."""
-    killed: list[str] = []
-    failed: list[str] = []
-    for sandbox_id in sandbox_ids:
-        try:
-            target.e2b.call("DELETE", path_of(sandbox_id))
-        except CallError as error:
-            failed.append(error.message)
-            continue
-        killed.append(sandbox_id)
-    if killed:
-        output.done("\n".join(f"killed {item}" for item in killed), {"killed": killed})
-    if failed:
-        raise PaddockError("; ".join(failed))
+    delete_each(target, output, sandbox_ids, path_of=path_of, done="killed")
 
 
 for _command in (execute, shell, copy):

@@ -126,16 +126,16 @@ class TemplateBuilder:
     ) -> BuildId:
         build = self._api.register(wanted.name, wanted.tags, wanted.resources)
         tags = f" ({', '.join(wanted.tags)})" if wanted.tags else ""
-        self._progress.begin(f"{title}{tags}, build {build.build}")
         is_started = False
         try:
+            self._progress.begin(f"{title}{tags}, build {build.build}")
             sent = [step_body(step, self._api.upload(build, step)) for step in steps]
             self._api.start(build, {**body, "steps": sent})
             is_started = True
             status = self.follow(build)
         except BaseException as error:
             # A build that was started goes on where only its log was not reached.
-            if not is_started or isinstance(error, KeyboardInterrupt):
+            if not is_started or isinstance(error, (KeyboardInterrupt, SystemExit)):
                 self._cancel(build)
                 self._progress.note(f"canceled build {build.build}")
             raise

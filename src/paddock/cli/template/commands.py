@@ -18,6 +18,7 @@ from paddock.cli.template.dockerfile.translate import translate
 from paddock.cli.template.options import mebibytes, place
 from paddock.cli.template.progress import progress
 from paddock.cli.template.stage_files import stage_files
+from paddock.cli.termination import exit_on_signals
 from paddock.kit import bearer
 
 
@@ -88,7 +89,7 @@ def build(
     """Build a template from a Dockerfile and the files of CONTEXT.
 
     Each step runs in a sandbox; its result is cached for your team. NAME is that of the directory
-    unless it is set. Ctrl-C cancels the build.
+    unless it is set. Ctrl-C, SIGTERM and the end of the terminal cancel the build.
     """
     if len(words) > 2:
         raise click.UsageError("the arguments are [NAME] CONTEXT, such as `web .`")
@@ -106,7 +107,7 @@ def build(
         ready_command=ready_command,
         resources={name: value for name, value in resources.items() if value is not None},
     )
-    with stage_files(target) as files, progress(display) as shown:
+    with exit_on_signals(), stage_files(target) as files, progress(display) as shown:
         for note in (*dockerfile.notes, *steps.notes):
             shown.note(note)
         builder = TemplateBuilder(

@@ -13,7 +13,7 @@ from paddock.cli.click_ext import examples
 from paddock.cli.context import with_target
 from paddock.cli.http import CallError
 from paddock.cli.output import Output, age, screen
-from paddock.cli.target import CliTarget
+from paddock.cli.target import CliTarget, delete_each
 from paddock.cli.template.api import BuildApi
 from paddock.kit.clock import system
 from paddock.kit.errors import ConflictError, NotFoundError, PaddockError
@@ -148,19 +148,7 @@ def tag(target: CliTarget, output: Output, name: str, tags: tuple[str, ...], rem
 @with_target
 def delete(target: CliTarget, output: Output, names: tuple[str, ...]) -> None:
     """Delete templates with their builds."""
-    deleted: list[str] = []
-    failed: list[str] = []
-    for name in names:
-        try:
-            target.e2b.call("DELETE", _path(name))
-        except CallError as error:
-            failed.append(error.message)
-            continue
-        deleted.append(name)
-    if deleted:
-        output.done("\n".join(f"deleted {name}" for name in deleted), {"deleted": deleted})
-    if failed:
-        raise PaddockError("; ".join(failed))
+    delete_each(target, output, names, path_of=_path, done="deleted")
 
 
 @click.command("logs")

@@ -6,15 +6,14 @@ Built once per list of packages, in the cache of the machine; it takes some minu
 
 import hashlib
 import os
-import shutil
 import subprocess
 import sys
-import tempfile
 from pathlib import Path
 
 from paddock.runtime.local.images.base import DEFAULT_CACHE, build_base, minimal_rootfs
 from paddock.runtime.local.images.debian.build import ROOTFS
 from paddock.runtime.local.images.debian.recipe import built_in
+from paddock.runtime.local.images.debian.work import work_directory
 
 PACKAGES = (
     "chromium",
@@ -59,8 +58,7 @@ def build(cache: Path = DEFAULT_CACHE) -> Path:
     target = directory(cache)
     if target.is_dir():
         return target
-    work = Path(tempfile.mkdtemp(prefix=".building-", dir=cache))
-    try:
+    with work_directory(cache) as work:
         rootfs = work / ROOTFS
         source = minimal_rootfs(cache)
         subprocess.run(["cp", "-a", "--reflink=auto", str(source), str(rootfs)], check=True)
@@ -71,8 +69,6 @@ def build(cache: Path = DEFAULT_CACHE) -> Path:
         )
         target.parent.mkdir(mode=0o700, exist_ok=True)
         rootfs.rename(target)
-    finally:
-        shutil.rmtree(work, ignore_errors=True)
     return target
 
 

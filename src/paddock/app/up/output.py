@@ -16,6 +16,7 @@ from paddock.kit import logs
 from paddock.kit.errors import PaddockError, UnavailableError, UnsupportedError
 from paddock.runtime.local.images.base import build_base, is_built, keep_private, usable_directory
 from paddock.runtime.local.images.debian.recipe import BUILT_IN, built_in
+from paddock.runtime.local.images.debian.work import remove_abandoned
 from paddock.settings import Settings, require_loopback_or_consent
 
 notes = Console(stderr=True, highlight=False)
@@ -83,6 +84,7 @@ def prepare_image(settings: Settings, *, is_silent: bool) -> None:
     cache = settings.image_cache
     if settings.runtime == "local":
         keep_private(cache)
+        remove_abandoned(cache)
     name = settings.default_image
     if settings.runtime != "local" or name not in BUILT_IN or is_built(cache, name=name):
         return

@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import time
 from pathlib import Path
 
 import msgspec
@@ -19,7 +20,9 @@ from paddock.runtime.local.images.base import (
 )
 from paddock.runtime.local.images.debian.mirror import debian_mirror, debian_suite
 from paddock.runtime.local.images.debian.recipe import built_in
+from paddock.runtime.local.images.debian.work import remove_abandoned, work_directory
 from paddock.runtime.local.images.model import Manifest
+from paddock.runtime.local.kernel import syscalls
 from paddock.settings import Settings
 
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="debootstrap needs root")
@@ -91,6 +94,25 @@ def test_a_failed_build_has_a_reason_and_leaves_nothing(
     assert refused.value.hint == "check that the package mirror is reachable, then build again"
     assert list(tmp_path.iterdir()) == []
     assert len(said) > 1
+
+
+@needs_root
+def test_what_a_killed_build_has_left_is_removed_at_the_next_start(tmp_path: Path):
+    cache = tmp_path / "images"
+    old, recent = cache / ".building-old", cache / ".building-recent"
+    for left in (old, recent):
+        (left / "rootfs/proc").mkdir(parents=True)
+    syscalls.mount("proc", str(old / "rootfs/proc"), "proc")
+    long_ago = time.time() - 3600
+    os.utime(old, (long_ago, long_ago))
+    with work_directory(cache) as work:
+        os.utime(work, (long_ago, long_ago))
+        assert remove_abandoned(cache) == ()  # a build is running
+        assert work.is_dir()
+    settings = Settings(cache_dir=str(tmp_path), default_image="host")
+    prepare_image(settings, is_silent=True)
+    assert list(cache.iterdir()) == [recent]
+    assert Path("/proc/self").exists()
 
 
 @needs_root

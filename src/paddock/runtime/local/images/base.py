@@ -10,7 +10,6 @@ import os
 import re
 import shutil
 import stat
-import tempfile
 from pathlib import Path
 
 import msgspec
@@ -20,6 +19,7 @@ from paddock.kit.errors import UnsupportedError
 from paddock.runtime.local.images.debian.build import ROOTFS, build_tree, downloaded_node
 from paddock.runtime.local.images.debian.commands import Progress
 from paddock.runtime.local.images.debian.recipe import BUILT_IN, Recipe, built_in
+from paddock.runtime.local.images.debian.work import work_directory
 from paddock.runtime.local.images.model import Manifest, decode_manifest
 
 BASE_NAME = "base:latest"
@@ -97,10 +97,7 @@ def build_base(
             f"building the {recipe.name} image needs root (it has files of several owners)",
             hint="run the same command with sudo, once",
         )
-    cache.mkdir(parents=True, exist_ok=True)
-    work = Path(tempfile.mkdtemp(prefix=".building-", dir=cache))
-    try:
-        work.chmod(0o700)
+    with work_directory(cache) as work:
         with downloaded_node(recipe, work, report) as node:
             below = _layers_below(recipe, cache, report, clock)
             is_layer = build_tree(recipe, [Path(layer) for layer in below], node, work, report)
@@ -115,8 +112,6 @@ def build_base(
         )
         (finished / MANIFEST).write_bytes(msgspec.json.format(msgspec.json.encode(manifest)))
         _move_into_place(finished, target)
-    finally:
-        shutil.rmtree(work, ignore_errors=True)
     report(f"{recipe.name} image is ready: {target}")
     return target
 

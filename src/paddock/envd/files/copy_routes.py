@@ -6,10 +6,11 @@ The body is the archive.
 """
 
 import contextlib
+import errno
 import os
 import posixpath
+import re
 import secrets
-from collections.abc import Generator
 from typing import IO
 
 import msgspec
@@ -23,6 +24,7 @@ from paddock.envd.sandbox_context import SandboxContext
 from paddock.envd.users import is_id
 
 _MAX_PACKED_BYTES = 8 << 30
+_TEMPORARY = re.compile(r"\.copy-[0-9a-f]{16}")
 
 
 class CopyRoutes:
@@ -80,14 +82,30 @@ class CopyRoutes:
         return user.uid, gid
 
 
-@contextlib.contextmanager
-def _unnamed_file() -> Generator[IO[bytes]]:
-    """Open a temporary file of the sandbox that nothing can open by name."""
-    path = f"/.copy-{secrets.token_hex(8)}"
+def _unnamed_file(directory: str = "/") -> IO[bytes]:
+    """Open a temporary file of the sandbox that has no name, or none for longer than a moment."""
+    try:
+        flags = os.O_RDWR | os.O_TMPFILE | os.O_CLOEXEC
+        return os.fdopen(os.open(directory, flags, 0o600), "w+b")
+    except OSError as error:
+        # Overlays of older kernels.
+        if error.errno not in (errno.EOPNOTSUPP, errno.EISDIR, errno.EINVAL):
+            raise
+    return _short_named_file(directory)
+
+
+def _short_named_file(directory: str) -> IO[bytes]:
+    """Open a file and remove its name; also names that an envd has left when it was killed."""
+    for name in os.listdir(directory):
+        if _TEMPORARY.fullmatch(name):
+            with contextlib.suppress(FileNotFoundError, IsADirectoryError):
+                os.unlink(os.path.join(directory, name))
+    path = os.path.join(directory, f".copy-{secrets.token_hex(8)}")
     flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-    with os.fdopen(os.open(path, flags, 0o600), "w+b") as file:
+    file = os.fdopen(os.open(path, flags, 0o600), "w+b")
+    with contextlib.suppress(FileNotFoundError):  # another request has removed it as a left one
         os.unlink(path)
-        yield file
+    return file
 
 
 async def _receive(request: HttpRequest, file: IO[bytes]) -> None:

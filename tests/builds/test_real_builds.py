@@ -196,3 +196,25 @@ def test_a_canceled_build_ends_with_the_reason_and_leaves_no_sandbox(
         await builder.no_sandboxes()
 
     runner.run(scenario())
+
+
+def test_layers_count_for_what_they_add(runner: asyncio.Runner, builder: Builder) -> None:
+    size = 8 << 20
+
+    async def scenario() -> None:
+        large = run(f"head -c {size} /dev/urandom > large")
+        await builder.build("sums", large, run("echo one > small"))
+        await builder.build("sums", large, run("rm large; echo two > small"))
+        layers = await builder.layers()
+        uids = {one["metadata"]["uid"] for one in layers}
+        files = [one["status"] for one in layers if not one["status"].get("hasMemory")]
+        stored = [status for status in files if status["sizeBytes"] >= size]
+        if not any(status.get("sharedBytes") for status in stored):
+            pytest.skip("the files of sandboxes are not on btrfs with simple quotas")
+        assert len(stored) == 3
+        assert all(status["baseUid"] in uids for status in stored if status.get("sharedBytes"))
+        added = sorted(status["sizeBytes"] - status.get("sharedBytes", 0) for status in stored)
+        assert added[-1] >= size
+        assert added[-2] < size / 10
+
+    runner.run(scenario())

@@ -288,6 +288,10 @@ class StoredCheckpoint(Struct, frozen=True, kw_only=True):
     size_bytes: int
     created_at: datetime
     image: str
+    base_id: str = ""
+    """The checkpoint with which it shares files; empty if it shares none."""
+    shared_bytes: int = 0
+    """Bytes of files that are shared with it, on disk once."""
 
 
 class RuntimeEvent(Struct, frozen=True, kw_only=True):

@@ -64,12 +64,17 @@ def stored(limit: int) -> Quota:
     return Quota((QuotaLimit(Dimension.STORED, QuotaScope.ALL, limit),))
 
 
-def a_checkpoint(uid: str, size: int = 0, *, team: str = "t", **spec) -> Checkpoint:
+def a_checkpoint(
+    uid: str, size: int = 0, *, team: str = "t", base: str = "", shared: int = 0, **spec
+) -> Checkpoint:
     return Checkpoint(
         metadata=ObjectMeta(name=uid, namespace="default", uid=uid),
         spec=CheckpointSpec(sandbox_name="s", owner=team, **spec),
         status=CheckpointStatus(
-            phase=CheckpointPhase.SUCCEEDED if size else CheckpointPhase.PENDING, size_bytes=size
+            phase=CheckpointPhase.SUCCEEDED if size else CheckpointPhase.PENDING,
+            size_bytes=size,
+            base_uid=base,
+            shared_bytes=shared,
         ),
     )
 
@@ -163,6 +168,75 @@ def test_work_that_turns_out_too_large_keeps_no_reservation():
     assert "this needs 51 bytes" in refused.value.message
     assert refused.value.hint
     assert books.ledger.used("team:t") == 50
+
+
+def test_files_that_checkpoints_share_count_once_also_after_their_base_is_deleted():
+    books = Books()
+    base = a_checkpoint("base", 100)
+    one = a_checkpoint("one", 130, base="base", shared=100)
+    two = a_checkpoint("two", 140, base="base", shared=100)
+    books.see(None, one)
+    assert books.ledger.used("team:t") == 130
+    books.see(None, base)
+    books.see(None, two)
+    assert books.ledger.used("team:t") == 100 + 30 + 40
+    books.see(base, deleting(base))
+    assert books.ledger.used("team:t") == 100 + 30 + 40
+    books.see(two, deleting(two))
+    assert books.ledger.used("team:t") == 130
+    books.see(one, deleting(one))
+    assert books.ledger.used("team:t") == 0
+
+
+def test_a_base_of_another_team_counts_for_that_team_alone():
+    books = Books()
+    books.see(None, a_checkpoint("base", 100, team="other"))
+    books.see(None, a_checkpoint("one", 130, base="base", shared=100))
+    books.see(None, a_checkpoint("two", 140, base="base", shared=100))
+    assert books.ledger.used("team:t") == 100 + 30 + 40
+    assert books.ledger.used("team:other") == 100
+
+
+def test_the_real_size_is_settled_without_what_is_shared():
+    books = Books(t=150)
+    books.see(None, a_checkpoint("base", 100))
+    key = ("Checkpoint", "one")
+    books.ledger.reserve(key, ("team:t",), 10)
+    with pytest.raises(QuotaExceededError):
+        books.ledger.settle(key, 151, ("Checkpoint", "base"), 100)
+    books.ledger.reserve(key, ("team:t",), 10)
+    books.ledger.settle(key, 150, ("Checkpoint", "base"), 100)
+    assert books.ledger.used("team:t") == 150
+    books.see(None, a_checkpoint("one", 150, base="base", shared=100))
+    books.ledger.release(key)
+    assert books.ledger.used("team:t") == 150
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_the_usage_does_not_depend_on_the_order_of_events(seed: int):
+    dice = random.Random(seed)
+    items = [a_checkpoint("c0", 100)]
+    for number in range(1, 30):
+        base = dice.choice(items)
+        shared = base.status.size_bytes
+        team = dice.choice("tu")
+        size = shared + dice.randrange(50)
+        items.append(
+            a_checkpoint(
+                f"c{number}", size, team=team, base=base.metadata.uid, shared=shared, key_id="k"
+            )
+        )
+    deleted = dice.sample(items, 10)
+    left = [item for item in items if item not in deleted]
+    one, other = Books(), Books()
+    for item in dice.sample(items, len(items)):
+        one.see(None, item)
+    for item in deleted:
+        one.see(item, deleting(item))
+    for item in dice.sample(left, len(left)):
+        other.see(None, item)
+    for holder in ("team:t", "team:u", "key:k"):
+        assert one.ledger.used(holder) == other.ledger.used(holder) > 0
 
 
 def test_an_estimate_of_nothing_is_refused_by_a_full_quota():

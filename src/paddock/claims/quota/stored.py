@@ -43,6 +43,10 @@ class Holding(Struct, frozen=True):
 
     holders: tuple[str, ...]
     size_bytes: int
+    base: HoldingKey | None = None
+    """The object with which it shares bytes on the disk. It may be deleted."""
+    shared_bytes: int = 0
+    """They count once for all objects of a holder that have this base, and for the base itself."""
 
 
 def checkpoint_holders(checkpoint: Checkpoint) -> tuple[str, ...]:
@@ -58,8 +62,10 @@ def checkpoint_holding(checkpoint: Checkpoint) -> Holding | None:
     """Return what a complete checkpoint holds: files and memory, as `status.sizeBytes` says."""
     if checkpoint.status.phase is not CheckpointPhase.SUCCEEDED:
         return None
-    who = checkpoint_holders(checkpoint)
-    return Holding(who, checkpoint.status.size_bytes) if who else None
+    who, status = checkpoint_holders(checkpoint), checkpoint.status
+    base = (Checkpoint.KIND, status.base_uid) if status.base_uid else None
+    shared = min(status.shared_bytes, status.size_bytes)
+    return Holding(who, status.size_bytes, base, shared) if who else None
 
 
 def sandbox_holding(sandbox: Sandbox) -> Holding | None:
@@ -75,6 +81,8 @@ class StoredLedger:
     def __init__(self, quotas: QuotaSource) -> None:
         self._quotas = quotas
         self._holdings: dict[HoldingKey, Holding] = {}
+        self._sharing: dict[tuple[str, HoldingKey | None], dict[HoldingKey, int]] = {}
+        """By holder and base: the objects that share bytes with the base, and how many."""
         self._reserved: dict[HoldingKey, Holding] = {}
         self._sums: dict[str, int] = {}
 
@@ -123,14 +131,22 @@ class StoredLedger:
             self._reserved[key] = Holding(who, size)
             self._add(self._reserved[key], +1)
 
-    def settle(self, key: HoldingKey, size: int) -> None:
-        """Reserve the real size instead of the estimate; `QuotaExceededError` reserves nothing."""
+    def settle(
+        self, key: HoldingKey, size: int, base: HoldingKey | None = None, shared: int = 0
+    ) -> None:
+        """Reserve the real size instead of the estimate; `QuotaExceededError` reserves nothing.
+
+        So many bytes of it are `shared` with the object `base`.
+        """
         reserved = self._reserved.get(key)
         if reserved is None:
             return
         self.release(key)
-        self.check(reserved.holders, size)
-        self._reserved[key] = Holding(reserved.holders, size)
+        stored = Holding(reserved.holders, size, base, min(shared, size))
+        net = max(self._net(stored, holder) for holder in reserved.holders)
+        self.check(reserved.holders, net)
+        # Fixed until it is released, whatever happens to its base.
+        self._reserved[key] = Holding(reserved.holders, net)
         self._add(self._reserved[key], +1)
 
     def release(self, key: HoldingKey) -> None:
@@ -152,25 +168,73 @@ class StoredLedger:
         before = self._holdings.get(key)
         if before == holding:
             return
-        if before is not None:
-            self._add(before, -1)
-            del self._holdings[key]
         if holding is not None:
             # The result of the work counts from here on, not the reservation.
             self.release(key)
-            self._holdings[key] = holding
-            self._add(holding, +1)
+        changed = [one for one in (before, holding) if one is not None]
+        groups = {
+            (holder, base)
+            for one in changed
+            for holder in one.holders
+            for base in (key, one.base)
+            if base is not None
+        }
+        # As a base, the object also determines whether others count for what they share with it.
+        for holder, base in groups:
+            self._add_to(holder, -self._shared_by(holder, base))
+        if before is not None:
+            self._forget(key, before)
+        if holding is not None:
+            self._remember(key, holding)
+        for holder, base in groups:
+            self._add_to(holder, self._shared_by(holder, base))
+
+    def _forget(self, key: HoldingKey, holding: Holding) -> None:
+        del self._holdings[key]
+        self._add(holding, -1)
+        for holder in holding.holders if holding.base else ():
+            group = self._sharing[holder, holding.base]
+            del group[key]
+            if not group:
+                del self._sharing[holder, holding.base]
+
+    def _remember(self, key: HoldingKey, holding: Holding) -> None:
+        self._holdings[key] = holding
+        self._add(holding, +1)
+        for holder in holding.holders if holding.base else ():
+            self._sharing.setdefault((holder, holding.base), {})[key] = holding.shared_bytes
+
+    def _shared_by(self, holder: str, base: HoldingKey | None) -> int:
+        """Return what objects share with their base, for a holder that does not have the base."""
+        there = self._holdings.get(base) if base is not None else None
+        if there is not None and holder in there.holders:
+            return 0
+        return max(self._sharing.get((holder, base), {}).values(), default=0)
+
+    def _net(self, holding: Holding, holder: str) -> int:
+        """Return the bytes by which a new object raises the usage of a holder."""
+        base, shared = holding.base, holding.shared_bytes
+        if base is None:
+            return holding.size_bytes
+        there = self._holdings.get(base)
+        has_base = there is not None and holder in there.holders
+        group = 0 if has_base else max(shared - self._shared_by(holder, base), 0)
+        return holding.size_bytes - shared + group
 
     def _add(self, holding: Holding, sign: int) -> None:
+        own = holding.size_bytes - (holding.shared_bytes if holding.base else 0)
         for holder in holding.holders:
-            total = self._sums.get(holder, 0) + sign * holding.size_bytes
-            kind, _, name = holder.partition(":")
-            if total:
-                self._sums[holder] = total
-            else:
-                self._sums.pop(holder, None)
-            if kind == "team":
-                _STORED.labels(name).set(total)
+            self._add_to(holder, sign * own)
+
+    def _add_to(self, holder: str, size: int) -> None:
+        total = self._sums.get(holder, 0) + size
+        kind, _, name = holder.partition(":")
+        if total:
+            self._sums[holder] = total
+        else:
+            self._sums.pop(holder, None)
+        if kind == "team":
+            _STORED.labels(name).set(total)
 
 
 def _exceeded(holder: str, limit: QuotaLimit, *, used: int, needed: int) -> QuotaExceededError:

@@ -135,7 +135,8 @@ class CheckpointController:
                 memory=Content.MEMORY in spec.persistent_contents,
                 keep_running=spec.keep_running,
             )
-            self._stored.settle(holding, stored.size_bytes)
+            base = (Checkpoint.KIND, stored.base_id)
+            self._stored.settle(holding, stored.size_bytes, base, stored.shared_bytes)
         except QuotaExceededError:
             # An earlier attempt, whose result was not written, may have stored it as well.
             await self._runtime.delete_checkpoint(checkpoint.metadata.uid)
@@ -175,6 +176,8 @@ class CheckpointController:
             checkpoint_id=spec.checkpoint_id or f"snap{checkpoint.metadata.uid.replace('-', '')}",
             has_memory=stored.has_memory,
             size_bytes=stored.size_bytes,
+            base_uid=stored.base_id,
+            shared_bytes=stored.shared_bytes,
             completion_time=self._clock.now(),
             template=template,
             network=effective_network(sandbox, template.network, None),

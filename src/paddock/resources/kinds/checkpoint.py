@@ -80,7 +80,12 @@ class CheckpointStatus(ResourcePart, frozen=True, kw_only=True):
     """Whether memory is stored, so that processes continue where they were."""
     size_bytes: int = 0
     """Size in bytes: the files that the sandbox had written, and its stored memory. It counts for
-    the quota `stored.bytes`."""
+    the quota `stored.bytes`, of which `sharedBytes` count once for all with the same `baseUid`."""
+    base_uid: str = ""
+    """UID of the checkpoint that this one shares files with: that which its sandbox started from,
+    or that which was taken of the sandbox before."""
+    shared_bytes: int = 0
+    """Bytes of files that are shared with the checkpoint `baseUid`, and take no further space."""
     completion_time: datetime | None = None
     """Time at which the checkpoint was completed."""
     template: SandboxTemplateSpec | None = None

@@ -37,6 +37,9 @@ class CheckpointRecords:
         size = await self._context.run_in_thread(
             self._context.storage.checkpoint_bytes, checkpoint_id
         )
+        base, shared = await self._context.run_in_thread(
+            self._context.storage.checkpoint_shared, checkpoint_id
+        )
         record = CheckpointRecord(
             stored=StoredCheckpoint(
                 id=checkpoint_id,
@@ -45,6 +48,8 @@ class CheckpointRecords:
                 size_bytes=size,
                 created_at=created_at,
                 image=sandbox.record.blueprint.image,
+                base_id=base,
+                shared_bytes=shared,
             ),
             layers=sandbox.record.layers,
             blueprint=sandbox.record.blueprint,

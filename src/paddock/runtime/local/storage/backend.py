@@ -51,6 +51,11 @@ class Backend(Protocol):
         ...
 
     @property
+    def charges_writers(self) -> bool:
+        """Whether copies share bytes, which stay charged to the tree that wrote them."""
+        ...
+
+    @property
     def can_tighten(self) -> bool:
         """Whether usage and limit of a tree are known and changed at once."""
         ...

@@ -52,6 +52,11 @@ class BtrfsBackend:
         return self._image is None
 
     @property
+    def charges_writers(self) -> bool:
+        """Whether bytes that a snapshot keeps stay charged to the tree that wrote them."""
+        return self._capabilities.can_limit_disk and self._simple
+
+    @property
     def can_tighten(self) -> bool:
         return self._capabilities.can_limit_disk
 

@@ -44,6 +44,11 @@ class PlainBackend:
         return True
 
     @property
+    def charges_writers(self) -> bool:
+        """A copy shares nothing."""
+        return False
+
+    @property
     def can_tighten(self) -> bool:
         """Return `False`: a change of a limit visits every file of the tree."""
         return False

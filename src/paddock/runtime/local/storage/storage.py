@@ -57,6 +57,10 @@ class _Record(Struct, frozen=True, kw_only=True):
     limit_bytes: int = 0
     inherited_bytes: int = 0
     """Bytes shared with the source checkpoint: they count as used, but another tree is charged."""
+    base: str = ""
+    """The last checkpoint with which the tree shares files: its source, or one taken of it."""
+    shared_bytes: int = 0
+    """Bytes of files that are shared with the base."""
 
 
 # Made at import, not by the first use: see docs/decisions/0080.
@@ -119,7 +123,13 @@ class Storage:
         self._discard(path)
         self._backend.copy_tree(source, path)
         inherited = source_record.inherited_bytes if self._shares_blocks() else 0
-        return self._finish(uid, path, _Record(limit_bytes=limit_bytes, inherited_bytes=inherited))
+        record = _Record(
+            limit_bytes=limit_bytes,
+            inherited_bytes=inherited,
+            base=checkpoint_id,
+            shared_bytes=inherited,
+        )
+        return self._finish(uid, path, record)
 
     def snapshot(self, uid: str, checkpoint_id: str) -> None:
         """Snapshot the files of a disk; the sandbox must not write during the call."""
@@ -131,7 +141,15 @@ class Storage:
         self.reserve.ensure_room(f"store the files of sandbox {uid}", self._copied_bytes(used))
         self._discard(target)
         self._backend.copy_tree(source, target)
-        self._write(CHECKPOINTS, checkpoint_id, _Record(inherited_bytes=used))
+        kept = _Record(
+            inherited_bytes=used,
+            base=record.base,
+            shared_bytes=min(record.shared_bytes, used),
+        )
+        self._write(CHECKPOINTS, checkpoint_id, kept)
+        if self._backend.charges_writers:
+            shared = msgspec.structs.replace(record, base=checkpoint_id, shared_bytes=used)
+            self._write(SANDBOXES, uid, shared)
 
     def flush(self, uid: str) -> None:
         """Write out dirty data, to keep a following freeze short."""
@@ -177,6 +195,13 @@ class Storage:
         if record is None:
             raise NotFoundError(f"there is no checkpoint {checkpoint_id}")
         return record.inherited_bytes + _size(self.checkpoint_memory(checkpoint_id))
+
+    def checkpoint_shared(self, checkpoint_id: str) -> tuple[str, int]:
+        """Return the checkpoint with which one shares files, and how many bytes."""
+        record = self._read(CHECKPOINTS, checkpoint_id)
+        if record is None or not self._backend.charges_writers:
+            return "", 0
+        return record.base, record.shared_bytes
 
     def sandbox_memory(self, uid: str) -> Path:
         """Return the directory for the memory of a hibernated disk; it may not exist."""

@@ -223,6 +223,11 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     image_max_ratio: Annotated[int, Meta(ge=1)] = 200
     """Maximum number of unpacked bytes per byte of an imported archive. Images of up to 256 MiB are
     not limited."""
+    image_max_team_bytes: Annotated[int, Meta(ge=0)] = 64 << 30
+    """Maximum size of all images that were pulled for one team on a machine, unpacked, in bytes.
+    Beyond, images of the team that no template, sandbox or snapshot needs are removed, least
+    recently used first; then further pulls of the team are refused. 0: no limit. Only for the
+    runtime `local`."""
     image_evict_percent: Annotated[int, Meta(ge=1, le=100)] = 85
     """Share of the disk in use, in percent, above which pulled images that no template, sandbox or
     snapshot needs are removed, least recently used first. 100: never. Only for the runtime `local`.
@@ -244,6 +249,8 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     image pull` and `push`. If empty, `.docker/config.json` in the home directory of the user."""
     template_builds_per_team: Annotated[int, Meta(ge=1)] = 20
     """Maximum number of template builds of a team that run at the same time."""
+    templates_per_team: Annotated[int, Meta(ge=1)] = 10_000
+    """Maximum number of templates of a team, above which clients cannot build new ones."""
     template_max_cpu: Annotated[int, Meta(ge=1)] = 32
     """Maximum number of CPU cores that a client can request for a template that it builds."""
     template_max_memory: str = "8Gi"

@@ -20,6 +20,7 @@ def image_settings(settings: Settings) -> ImageSettings:
     """Return the settings of images; with the operator's credentials."""
     config = settings.registry_config
     return ImageSettings(
+        max_team_bytes=settings.image_max_team_bytes,
         evict_percent=settings.image_evict_percent,
         limits=ImageLimits(
             max_bytes=settings.image_max_bytes,

@@ -61,14 +61,16 @@ class ImageEviction:
             log.info("layers removed", extra=fields(count=len(gone)))
         return removed
 
-    def evict(self, wanted_bytes: int, in_use: Collection[Path] = ()) -> tuple[str, ...]:
+    def evict(
+        self, wanted_bytes: int, in_use: Collection[Path] = (), *, team: str | None = None
+    ) -> tuple[str, ...]:
         """Remove the names of images, least recently used first, until so much is free.
 
-        Their layers are removed by later sweeps.
+        Their layers are removed by later sweeps. With a team, only images that were pulled for it.
         """
         if self._needed is None:
             return ()
-        manifests = list(self._store.refs.all())
+        manifests = [one for one in self._store.refs.all() if team in (None, one.pulled_by)]
         kept_layers = {path.name for path in in_use}
         removed: list[str] = []
         for manifest in self._candidates(manifests):

@@ -1,6 +1,7 @@
 """Limits of an import: a small archive must not fill the disk or the memory of the machine."""
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 from msgspec import Struct
@@ -35,9 +36,12 @@ class ImportBudget:
         packed_bytes: int,
         name: str,
         reserve: DiskReserve | None = None,
+        on_bytes: Callable[[int], None] | None = None,
     ) -> None:
+        """`on_bytes` is called with the number of further bytes, and may refuse them."""
         self._limits = limits
         self._reserve = reserve
+        self._on_bytes = on_bytes
         self._checked = 0
         self._packed = packed_bytes
         self._name = name
@@ -62,6 +66,8 @@ class ImportBudget:
         """Count bytes of an unpacked layer, whatever they are."""
         self._streamed += size
         self._check_bytes(self._streamed)
+        if self._on_bytes is not None:
+            self._on_bytes(size)
         if self._streamed - self._checked >= _RESERVE_STEP_BYTES:
             self._checked = self._streamed
             self.check_reserve()

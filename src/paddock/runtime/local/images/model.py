@@ -60,6 +60,8 @@ class Manifest(Struct, frozen=True, kw_only=True):
     teams: tuple[str, ...] | None = None
     """The teams that have shown the registry credentials that it accepts. `None`: everyone may use
     it (see `access`)."""
+    pulled_by: str = ""
+    """The team for which it was pulled (see `registry/team_share`); empty: the operator."""
 
 
 class PulledFrom(Struct, frozen=True):
@@ -68,6 +70,8 @@ class PulledFrom(Struct, frozen=True):
     digest: str
     teams: tuple[str, ...] | None
     """The teams that may use it; `None`: all."""
+    team: str = ""
+    """The team for which it was pulled; empty: the operator."""
 
 
 # Made at import, not by the first use: see docs/decisions/0080.
@@ -129,6 +133,14 @@ def canonical_name(reference: str) -> str:
             hint="use lower-case letters, digits and . _ - / with an optional tag: python:3.12",
         )
     return f"{host}{name}{':' if tag else ''}{tag}{at}{digest}"
+
+
+def layer_id(digest: str) -> str:
+    """Return the id of a layer with this checksum. Raises `InvalidError` for another text."""
+    algorithm, _, value = digest.partition(":")
+    if algorithm != "sha256" or not value.isalnum():
+        raise InvalidError(f"{digest!r} is not a sha256 checksum")
+    return f"{algorithm}-{value.lower()}"
 
 
 def decode_manifest(data: bytes, *, origin: str) -> Manifest:

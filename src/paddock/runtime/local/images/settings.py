@@ -14,5 +14,7 @@ class ImageSettings(Struct, frozen=True, kw_only=True):
 
     limits: ImageLimits = ImageLimits()
     registries: RegistrySettings = RegistrySettings()
+    max_team_bytes: int = 0
+    """Bytes of all images that were pulled for one team; 0: no limit."""
     evict_percent: int = 85
     """Share of the disk in use above which unneeded images are removed."""

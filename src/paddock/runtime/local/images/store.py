@@ -14,7 +14,7 @@ import os
 import shutil
 import tarfile
 import uuid
-from collections.abc import Collection, Generator, Iterable, Sequence
+from collections.abc import Callable, Collection, Generator, Iterable, Sequence
 from pathlib import Path
 from typing import IO, cast
 
@@ -54,6 +54,7 @@ from paddock.runtime.local.images.model import (
     PulledFrom,
     canonical_name,
     decode_manifest,
+    layer_id,
 )
 from paddock.runtime.local.images.refs import ImageRefs
 from paddock.runtime.local.images.registry.manifests import this_platform
@@ -286,13 +287,19 @@ class ImageStore:
         *,
         packed_bytes: int,
         known: Collection[str],
+        on_bytes: Callable[[int], None] | None = None,
     ) -> Image:
         """Import a pulled image. The `known` layers, which are stored, are not opened.
 
-        The first name is that of this version, and the last one is that of its tag.
+        The first name is that of this version, and the last one is that of its tag. `on_bytes` is
+        called with the number of bytes that are about to be unpacked, and may refuse them.
         """
         budget = ImportBudget(
-            self._limits, packed_bytes=packed_bytes, name=names[-1], reserve=self._reserve
+            self._limits,
+            packed_bytes=packed_bytes,
+            name=names[-1],
+            reserve=self._reserve,
+            on_bytes=on_bytes,
         )
         return self._import_bundle(
             blobs,
@@ -300,7 +307,7 @@ class ImageStore:
             tuple(map(canonical_name, names)),
             budget,
             origin=origin,
-            known=frozenset(map(_layer_id, known)),
+            known=frozenset(map(layer_id, known)),
         )
 
     def add_version(
@@ -352,7 +359,7 @@ class ImageStore:
         try:
             with self.keeping_layers():
                 for blob, diff_id in zip(bundle.layers, bundle.diff_ids, strict=True):
-                    layer = _layer_id(diff_id)
+                    layer = layer_id(diff_id)
                     if layer not in known or not (self._layers / layer).is_dir():
                         layer = self._unpack(blobs, blob, expected=diff_id, budget=budget)
                     layers.append(layer)
@@ -377,7 +384,7 @@ class ImageStore:
             return self._unpack_blob(blobs, blob, expected=expected, budget=budget)
         except LayerStoredError:
             # Another import was faster. It cannot be collected: this import has the lock.
-            return _layer_id(expected or "")
+            return layer_id(expected or "")
 
     def _unpack_blob(
         self, blobs: Blobs, blob: str, *, expected: str | None, budget: ImportBudget
@@ -389,7 +396,7 @@ class ImageStore:
                 raise InvalidError(
                     f"layer {blob} is damaged: its checksum is {hashing.digest}, not {expected}"
                 )
-            return self._store_layer(fresh, _layer_id(hashing.digest))
+            return self._store_layer(fresh, layer_id(hashing.digest))
 
     @contextlib.contextmanager
     def _new_layer(self) -> Generator[Path, None, None]:
@@ -422,6 +429,7 @@ class ImageStore:
             created_at=self._clock.now().isoformat(),
             digest=origin.digest if origin is not None else "",
             teams=origin.teams if origin is not None else None,
+            pulled_by=origin.team if origin is not None else "",
         )
         return self._write(
             self._completed(decode_manifest(msgspec.json.encode(manifest), origin=name))
@@ -490,10 +498,3 @@ class ImageStore:
         with self._lock.open("w") as lock:
             fcntl.flock(lock, how)
             yield
-
-
-def _layer_id(digest: str) -> str:
-    algorithm, _, value = digest.partition(":")
-    if algorithm != "sha256" or not value.isalnum():
-        raise InvalidError(f"{digest!r} is not a sha256 checksum")
-    return f"{algorithm}-{value.lower()}"

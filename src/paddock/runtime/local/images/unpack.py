@@ -27,6 +27,8 @@ XATTR_PAX = "SCHILY.xattr."
 KEPT_XATTRS = ("user.", "security.capability")
 _DIRECTORY_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _CHUNK = 1 << 20
+_BLOCK = 256 << 10
+"""What is decompressed, hashed and parsed at once."""
 
 
 def unpack_layer(stream: IO[bytes], target: Path, budget: ImportBudget) -> None:
@@ -34,7 +36,11 @@ def unpack_layer(stream: IO[bytes], target: Path, budget: ImportBudget) -> None:
     unpacker = _Unpacker(target)
     try:
         with tarfile.open(
-            fileobj=stream, mode="r|", format=tarfile.PAX_FORMAT, tarinfo=BoundedTarInfo
+            fileobj=stream,
+            mode="r|",
+            format=tarfile.PAX_FORMAT,
+            tarinfo=BoundedTarInfo,
+            bufsize=_BLOCK,
         ) as archive:
             for member in archive:
                 budget.count_entry(member.name, member.size if member.isreg() else 0)

@@ -35,6 +35,7 @@ from paddock.runtime.local.images.base import DEFAULT_CACHE
 from paddock.runtime.local.images.eviction import ImageEviction
 from paddock.runtime.local.images.provider import ImageProvider, known_names
 from paddock.runtime.local.images.registry.puller import Puller
+from paddock.runtime.local.images.registry.team_share import PullShares
 from paddock.runtime.local.images.settings import DOWNLOADS, ImageSettings
 from paddock.runtime.local.images.store import ImageStore
 from paddock.runtime.local.kernel import block_devices, syscalls, sysctls
@@ -278,18 +279,23 @@ class NodeContext:
             limits=settings.limits,
             reserve=reserve,
         )
-        puller = Puller(
-            store,
-            root / DOWNLOADS,
-            settings.registries,
-            reserve=reserve,
-        )
-        self._eviction = ImageEviction(
+        eviction = self._eviction = ImageEviction(
             store,
             root,
             clock.system(),
             percent=settings.evict_percent,
             names_of=known_names,
+        )
+        puller = Puller(
+            store,
+            root / DOWNLOADS,
+            settings.registries,
+            reserve=reserve,
+            shares=PullShares(
+                store,
+                settings.max_team_bytes,
+                lambda team, size: eviction.evict(size, team=team),
+            ),
         )
         return ImageProvider(
             store, puller, self.heavy_work, clock.system(), node_name=self.settings.node_name

@@ -32,6 +32,7 @@ from paddock.runtime.local.images.registry.manifests import (
 )
 from paddock.runtime.local.images.registry.reference import ImageReference, parse_reference
 from paddock.runtime.local.images.registry.settings import RegistrySettings
+from paddock.runtime.local.images.registry.team_share import PullShares
 from paddock.runtime.local.images.store import ImageStore
 from paddock.runtime.local.storage.reserve import DiskReserve
 from paddock.runtime.port import RegistryCredentials
@@ -74,11 +75,14 @@ class Puller:
         settings: RegistrySettings,
         *,
         reserve: DiskReserve | None = None,
+        shares: PullShares | None = None,
     ) -> None:
+        """`shares` bounds what teams bring here; without it they are not bounded."""
         self._store = store
         self._directory = downloads
         self._settings = settings
         self._reserve = reserve
+        self._shares = shares or PullShares(store, 0, lambda _team, _bytes: None)
 
     async def pull(
         self,
@@ -117,10 +121,13 @@ class Puller:
                 self._store, downloads, client, bundle, layers, team, self._reserve, on_progress
             )
             self._check_room(pull.missing, downloads, reference)
-            image = await pull.run(
-                (version,) if reference.digest else (version, reference.name),
-                PulledFrom(top.digest, teams),
-            )
+            async with self._shares.pull(team, reference.name) as share:
+                await asyncio.to_thread(share.expect, sum(one.size for one in pull.missing))
+                image = await pull.run(
+                    (version,) if reference.digest else (version, reference.name),
+                    PulledFrom(top.digest, teams, team or ""),
+                    share.count,
+                )
         return PulledImage(image=image, digest=top.digest, is_new=True)
 
     async def _contents(
@@ -207,8 +214,10 @@ class _Pull:
             if self._diff_ids[layer.digest] not in self._known
         )
 
-    async def run(self, names: tuple[str, ...], origin: PulledFrom) -> Image:
-        """Download what is missing, and import the image."""
+    async def run(
+        self, names: tuple[str, ...], origin: PulledFrom, on_bytes: Callable[[int], None]
+    ) -> Image:
+        """Download what is missing, and import the image. `on_bytes` counts what is unpacked."""
         missing = {layer.digest for layer in self.missing}
         for layer in self._layers.values():
             if layer.digest in missing:
@@ -229,6 +238,7 @@ class _Pull:
                 origin,
                 packed_bytes=packed,
                 known=self._known,
+                on_bytes=on_bytes,
             ),
         )
         own.shutdown(wait=False)

@@ -1,5 +1,6 @@
 """Uploads of builds: tokens, teams, sizes, removal."""
 
+import asyncio
 import os
 import stat
 from collections.abc import AsyncIterator
@@ -7,10 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from paddock.builds.uploads import TOKEN_SECONDS, Uploads
+from paddock.builds.upload_offers import TOKEN_SECONDS, TOKENS_PER_TEAM
+from paddock.builds.uploads import AT_ONCE_PER_TEAM, STALL_SECONDS, UPLOAD_SECONDS, Uploads
 from paddock.kit.clock import ManualClock
 from paddock.kit.errors import (
     ConflictError,
+    DeadlineExceededError,
     DiskFullError,
     InvalidError,
     NotFoundError,
@@ -213,3 +216,77 @@ async def test_a_file_that_disappears_does_not_end_the_removal_of_others(
     found = [tmp_path / "red" / ("cd" * 32), tmp_path / "red" / DIGEST]
     monkeypatch.setattr(Path, "glob", lambda *_: iter(found))
     assert uploads.remove_unused(1e9, max_bytes=0) == 1
+
+
+async def test_a_team_displaces_only_its_own_tokens(uploads: Uploads) -> None:
+    blue = uploads.offer("blue", DIGEST)
+    red = [uploads.offer("red", DIGEST) for _ in range(TOKENS_PER_TEAM + 1)]
+    assert uploads.offered(blue) is not None
+    assert uploads.offered(red[0]) is None
+    assert all(uploads.offered(token) is not None for token in red[1:])
+
+
+async def test_files_of_a_team_that_uploads_little_stay_when_there_are_too_many(
+    uploads: Uploads, tmp_path: Path
+) -> None:
+    for team, letter, age in [("blue", "a", 90), ("red", "b", 30), ("red", "c", 20)]:
+        await uploads.write(uploads.offer(team, letter * 64), chunks(b"x" * 8))
+        path = tmp_path / team / (letter * 64)
+        time = path.stat().st_mtime - age
+        os.utime(path, (time, time))
+    assert uploads.remove_unused(1000, max_bytes=16) == 1
+    assert uploads.path("blue", "a" * 64) is not None
+    assert uploads.path("red", "b" * 64) is None
+    assert uploads.path("red", "c" * 64) is not None
+
+
+@pytest.mark.looptime
+async def test_a_client_that_stops_sending_ends_its_upload(tmp_path: Path) -> None:
+    uploads = Uploads(tmp_path, ManualClock())
+
+    async def stalled() -> AsyncIterator[bytes]:
+        yield b"abc"
+        await asyncio.sleep(STALL_SECONDS + 1)
+        yield b"def"
+
+    with pytest.raises(DeadlineExceededError, match="no data arrived for 60 s"):
+        await uploads.write(uploads.offer("red", DIGEST), stalled())
+    assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
+
+
+@pytest.mark.looptime
+async def test_an_upload_that_takes_too_long_ends(tmp_path: Path) -> None:
+    uploads = Uploads(tmp_path, ManualClock())
+
+    async def slow() -> AsyncIterator[bytes]:
+        while True:
+            await asyncio.sleep(STALL_SECONDS / 2)
+            yield b"x"
+
+    token, loop = uploads.offer("red", DIGEST), asyncio.get_running_loop()
+    began = loop.time()
+    with pytest.raises(DeadlineExceededError, match="took longer than 3600 s"):
+        await uploads.write(token, slow())
+    assert loop.time() - began == pytest.approx(UPLOAD_SECONDS)
+    assert await uploads.write(token, chunks(b"abc")) == 3
+
+
+async def test_a_team_with_many_uploads_waits_for_itself_and_not_others_for_it(
+    tmp_path: Path, clock: ManualClock
+) -> None:
+    uploads, released = Uploads(tmp_path, clock), asyncio.Event()
+    begun: list[int] = []
+
+    async def held(number: int) -> AsyncIterator[bytes]:
+        begun.append(number)
+        await released.wait()
+        yield b"abc"
+
+    async with asyncio.TaskGroup() as tasks:
+        for number in range(2 * AT_ONCE_PER_TEAM):
+            token = uploads.offer("red", f"{number:064x}")
+            tasks.create_task(uploads.write(token, held(number)))
+        await uploads.write(uploads.offer("blue", DIGEST), chunks(b"abc"))
+        assert len(begun) == AT_ONCE_PER_TEAM
+        released.set()
+    assert len(begun) == 2 * AT_ONCE_PER_TEAM

@@ -2,7 +2,8 @@
 
 An upload is an archive that its client names by a hash of the files. The hash does not describe
 the bytes of the archive, so it cannot be checked: each team has its own uploads. An upload is
-written to a temporary file and renamed once it is complete.
+written to a temporary file and renamed once it is complete. Teams receive uploads in turns, and
+what is too much is deleted from the team that has most.
 """
 
 import asyncio
@@ -11,29 +12,34 @@ import os
 import re
 import secrets
 import time
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable
 from pathlib import Path
 from typing import BinaryIO
 
-from msgspec import Struct
-
+from paddock.builds.upload_offers import UploadOffer, UploadOffers
 from paddock.kit import private_files
 from paddock.kit.clock import Clock
 from paddock.kit.errors import (
     ConflictError,
+    DeadlineExceededError,
     InvalidError,
     NotFoundError,
-    PaddockError,
     TooLargeError,
 )
+from paddock.kit.fair.slots import FairSlots
 
 MAX_BYTES = 4 << 30
 MAX_TEAM_BYTES = 16 << 30
 """All uploads of a team. The least recently used ones are deleted for a new one."""
+MAX_TEAM_FILES = 10_000
+UPLOAD_SECONDS = 3600.0
+"""Longest upload, with the wait for its turn. Clients give up after this time, too."""
+STALL_SECONDS = 60.0
+"""Longest wait for the next bytes."""
+AT_ONCE, AT_ONCE_PER_TEAM = 16, 4
+"""Uploads that are received at the same time; others wait for their turn."""
 _CHECK_BYTES = 64 << 20
 """The space of the disk is checked after so many bytes."""
-TOKEN_SECONDS = 30 * 60.0
-_MAX_TOKENS = 10_000
 _HASH = re.compile(r"^[0-9a-f]{64}$")
 _TEAM = re.compile(r"^[a-z0-9]([a-z0-9-]*[a-z0-9])?$")
 _PARTIAL = ".partial-"
@@ -41,18 +47,6 @@ _PARTIAL = ".partial-"
 
 def any_room(_doing: str, _needed_bytes: int = 0) -> None:
     """Accept any size."""
-
-
-class UploadOffer(Struct, kw_only=True):
-    """Permission to upload one archive, once."""
-
-    team: str
-    digest: str
-    key_id: str
-    """Id of the API key that requested it."""
-    expires: float
-    """Monotonic time."""
-    is_used: bool = False
 
 
 class Uploads:
@@ -69,11 +63,11 @@ class Uploads:
     ) -> None:
         """`ensure_room` raises `DiskFullError` if the disk has no room for so many bytes."""
         self._directory = directory
-        self._clock = clock
         self._max_bytes = max_bytes
         self._max_team_bytes = max_team_bytes
         self._ensure_room = ensure_room
-        self._offers: dict[str, UploadOffer] = {}
+        self._offers = UploadOffers(clock)
+        self._slots = FairSlots(total=AT_ONCE, per_group=AT_ONCE_PER_TEAM)
         self._partial: set[Path] = set()
         """Files of the uploads that are being received."""
 
@@ -89,21 +83,11 @@ class Uploads:
     def offer(self, team: str, digest: str, *, key_id: str = "") -> str:
         """Return a token that allows one upload within `TOKEN_SECONDS`."""
         self._path(team, digest)
-        now = self._clock.monotonic()
-        self._offers = {key: item for key, item in self._offers.items() if item.expires > now}
-        while len(self._offers) >= _MAX_TOKENS:
-            del self._offers[next(iter(self._offers))]
-        token = secrets.token_urlsafe(32)
-        self._offers[token] = UploadOffer(
-            team=team, digest=digest, key_id=key_id, expires=now + TOKEN_SECONDS
-        )
-        return token
+        return self._offers.add(team, digest, key_id)
 
     def offered(self, token: str) -> UploadOffer | None:
         """Return what a token allows, or None if it is unknown or has expired."""
-        # The token is random and used up soon; the lookup reveals nothing of other tokens.
-        offer = self._offers.get(token)
-        return offer if offer is not None and offer.expires > self._clock.monotonic() else None
+        return self._offers.get(token)
 
     async def write(
         self, token: str, chunks: AsyncIterator[bytes], *, length: int | None = None
@@ -113,41 +97,64 @@ class Uploads:
         `length` is the size that the client announced.
         """
         offer = self._accepted(token, length)
+        limit = asyncio.timeout(UPLOAD_SECONDS)
         try:
-            self._ensure_room("store an upload", length or 0)
-        except PaddockError:
+            async with limit, self._slots.slot(offer.team):
+                size = await self._store(offer, chunks, length)
+        except TimeoutError as error:
+            if not limit.expired():
+                raise
+            raise DeadlineExceededError(
+                f"the upload took longer than {UPLOAD_SECONDS:g} s", hint="upload fewer files"
+            ) from error
+        finally:
             offer.is_used = False
-            raise
+        self._offers.remove(token)
+        return size
+
+    async def _store(
+        self, offer: UploadOffer, chunks: AsyncIterator[bytes], length: int | None
+    ) -> int:
+        self._ensure_room("store an upload", length or 0)
         target = self._path(offer.team, offer.digest)
         target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         partial = target.with_name(f"{_PARTIAL}{secrets.token_hex(8)}")
         self._partial.add(partial)
         try:
-            size = await self._receive(partial, chunks, length)
-            self._make_room(offer.team, size)
+            size = await self._receive(partial, _timely(chunks), length)
+            await asyncio.to_thread(self._make_room, offer.team, size)
             partial.rename(target)
             await asyncio.to_thread(private_files.sync_directory, target.parent)
         except BaseException:
-            offer.is_used = False
             partial.unlink(missing_ok=True)
             raise
         finally:
             self._partial.discard(partial)
-        self._offers.pop(token, None)
         return size
 
     def remove_unused(self, seconds: float, *, max_bytes: int | None = None) -> int:
-        """Delete uploads unused for that long, then the least recently used ones above
-        `max_bytes`. Return how many were deleted."""
+        """Delete uploads unused for that long. Return how many were deleted.
+
+        Above `max_bytes` the least recently used ones of the team that has most go, too: no team
+        loses files because another one uploads.
+        """
         # File times are wall time of the machine, as the file system writes them.
         limit, removed = time.time() - seconds, 0
-        files = _files(path for path in self._directory.glob("*/*") if path not in self._partial)
-        total = sum(size for _, size, _ in files)
-        for used, size, path in sorted(files):
-            if used < limit or (max_bytes is not None and total > max_bytes):
+        kept: dict[Path, list[tuple[float, int, Path]]] = {}
+        paths = tuple(path for path in self._directory.glob("*/*") if path not in self._partial)
+        for used, size, path in sorted(_files(paths), reverse=True):
+            if used < limit:
                 path.unlink(missing_ok=True)
-                total -= size
                 removed += 1
+            else:
+                kept.setdefault(path.parent, []).append((used, size, path))
+        sums = {team: sum(size for _, size, _ in files) for team, files in kept.items()}
+        while max_bytes is not None and sum(sums.values()) > max_bytes:
+            team = max(sums, key=lambda team: sums[team])
+            _, size, path = kept[team].pop()
+            path.unlink(missing_ok=True)
+            sums[team] -= size
+            removed += 1
         return removed
 
     def _make_room(self, team: str, size: int) -> None:
@@ -155,12 +162,12 @@ class Uploads:
         found = _files(
             path for path in (self._directory / team).iterdir() if _HASH.match(path.name)
         )
-        total = size + sum(used for _, used, _ in found)
+        total, count = size + sum(used for _, used, _ in found), len(found) + 1
         for _, used, path in sorted(found):
-            if total <= self._max_team_bytes:
+            if total <= self._max_team_bytes and count <= MAX_TEAM_FILES:
                 return
             path.unlink(missing_ok=True)
-            total -= used
+            total, count = total - used, count - 1
 
     def remove_partial(self) -> None:
         """Delete what an earlier process received only in part."""
@@ -207,6 +214,21 @@ class Uploads:
         if not _TEAM.match(team):
             raise InvalidError(f"{team!r} is not the name of a team")
         return self._directory / team / digest
+
+
+async def _timely(chunks: AsyncIterator[bytes]) -> AsyncGenerator[bytes]:
+    """Yield the parts of a body; `DeadlineExceededError` if the client stops sending."""
+    while True:
+        try:
+            async with asyncio.timeout(STALL_SECONDS):
+                chunk = await anext(chunks)
+        except StopAsyncIteration:
+            return
+        except TimeoutError as error:
+            raise DeadlineExceededError(
+                f"the upload was ended: no data arrived for {STALL_SECONDS:g} s"
+            ) from error
+        yield chunk
 
 
 def _files(paths: Iterable[Path]) -> list[tuple[float, int, Path]]:

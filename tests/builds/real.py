@@ -9,8 +9,7 @@ import uuid
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from paddock.builds.logs import BuildLogEntry, BuildLogs
-from paddock.kit.clock import SystemClock
+from paddock.builds.log_files import MAX_BYTES, MAX_LINES, BuildLogEntry, LogFiles
 from tests.installation import Installation
 
 API = "/apis/paddock.dev/v1alpha1/namespaces/default"
@@ -102,7 +101,8 @@ class Builder:
     def logs(self, uid: str) -> tuple[BuildLogEntry, ...]:
         """Return the log of a build."""
         directory = self.paddock.directory / "state" / "builds" / "logs"
-        return BuildLogs(directory, SystemClock()).read(uid, limit=100_000)
+        files = LogFiles(directory, max_bytes=MAX_BYTES, max_lines=MAX_LINES)
+        return files.read(uid, 0, 100_000, "debug")
 
     def messages(self, build: Mapping[str, Any] | str) -> list[str]:
         """Return the messages of the log of a build."""

@@ -78,7 +78,7 @@ class EnvdBuildShell:
                     if event.error is not None:
                         raise _refusal(sandbox, event.error)
                     if event.event.data is not None:
-                        _deliver(event.event.data, on_output)
+                        await _deliver(event.event.data, on_output)
                     if event.event.end is not None:
                         return event.event.end.exit_code
         except TimeoutError as error:
@@ -157,11 +157,11 @@ def _user(name: str) -> dict[str, str]:
     return {"Authorization": "Basic " + base64.b64encode(f"{name}:".encode()).decode()}
 
 
-def _deliver(data: _Data, on_output: OnOutput) -> None:
+async def _deliver(data: _Data, on_output: OnOutput) -> None:
     if data.stdout:
-        on_output("stdout", data.stdout)
+        await on_output("stdout", data.stdout)
     if data.stderr:
-        on_output("stderr", data.stderr)
+        await on_output("stderr", data.stderr)
 
 
 async def _messages(response: aiohttp.ClientResponse) -> AsyncIterator[_Message]:

@@ -42,6 +42,8 @@ RESTORE_FROM = "restoreFrom"
 """SandboxTemplate: the public id of the checkpoint that its sandboxes start from."""
 LAYER = "layer"
 """Checkpoint: the `Key` of namespace and layer key, if it stores a layer of a template build."""
+OPEN_BUILD = "openBuild"
+"""TemplateBuild: its team, until it has ended."""
 CHECKPOINT_ID = "checkpointID"
 """Checkpoint: its public id and names."""
 BATCH = "batch"
@@ -91,7 +93,7 @@ def definitions() -> Mapping[type[Resource], Functions]:
             SHARD_ID: _shard_ids,
         },
         SandboxEnv: {**common, TEMPLATE_ID: _env_template},
-        TemplateBuild: {**common, TEMPLATE_ID: _build_template},
+        TemplateBuild: {**common, TEMPLATE_ID: _build_template, OPEN_BUILD: _open_build},
     }
 
 
@@ -167,6 +169,10 @@ def _env_template(env: SandboxEnv) -> tuple[Hashable, ...]:
 
 def _build_template(build: TemplateBuild) -> tuple[Hashable, ...]:
     return (build.spec.template_name,)
+
+
+def _open_build(build: TemplateBuild) -> tuple[Hashable, ...]:
+    return () if build.has_ended else (build.team,)
 
 
 def has_checkpoint_id(checkpoint: Checkpoint, checkpoint_id: str) -> bool:

@@ -266,15 +266,25 @@ async def test_steps_have_a_largest_size() -> None:
         await client.start(build, steps=steps[:1])
 
 
-async def test_templates_of_a_team_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("paddock.manager.templates.registry.MAX_TEMPLATES", 2)
-    async with paddock(pool_size=0) as world:
+async def test_templates_of_a_team_are_bounded() -> None:
+    async with paddock(pool_size=0, templates_per_team=2) as world:
         client = await red(world)
         for name in ("one", "two"):
             await client.built(name)
         refused = await client.request("three", 429)
-        assert "has 2 templates" in refused["message"]
+        assert "has 2 templates, as many as the setting templates_per_team" in refused["message"]
         await client.request("one")
+
+
+async def test_builds_of_one_second_are_listed_in_the_order_of_their_requests() -> None:
+    async with paddock(pool_size=0) as world:
+        client = await red(world)
+        requested: list[str] = []
+        for _ in range(8):
+            requested.append((await client.request("app"))["buildID"])
+            await asyncio.sleep(0.001)  # of virtual time
+        shown = await client.ask("GET", "/templates/app", 200)
+        assert [item["buildID"] for item in shown["builds"]] == requested[::-1]
 
 
 async def test_a_build_is_started_once() -> None:

@@ -47,7 +47,7 @@ class FakeShell:
         if reply.error is not None:
             raise reply.error
         if reply.stdout:
-            on_output("stdout", reply.stdout)
+            await on_output("stdout", reply.stdout)
         return reply.status
 
     async def copy(self, sandbox: Sandbox, files: CopyFiles) -> None:

@@ -94,7 +94,8 @@ async def test_an_end_that_cannot_be_written_is_written_later(
         assert failures == []
         assert ended.status.phase is (BuildPhase.FAILED if status else BuildPhase.READY)
         assert shell.texts == ["one"]
-        assert len([text for text in factory.messages(ended) if "exit status" in text]) == status
+        messages = await factory.messages(ended)
+        assert len([text for text in messages if "exit status" in text]) == status
 
 
 @in_a_world

@@ -76,10 +76,10 @@ class Factory:
         boxes = self.world.provider.all(Sandbox)
         return [box for box in boxes if LABEL_BUILD in box.metadata.labels]
 
-    def messages(self, build: TemplateBuild) -> list[str]:
+    async def messages(self, build: TemplateBuild) -> list[str]:
         files = self.world.plane.assembly.build_files
         assert files is not None
-        return [entry.message for entry in files.logs.read(build.metadata.uid)]
+        return [entry.message for entry in await files.logs.read(build.metadata.uid)]
 
 
 def in_a_world(test: Callable[[Factory], Awaitable[None]]) -> Callable[[Path], Awaitable[None]]:
@@ -235,7 +235,7 @@ async def test_a_deleted_build_leaves_neither_sandbox_nor_log(factory: Factory) 
     await factory.world.until(
         lambda: not factory.world.provider.all(TemplateBuild) and not factory.sandboxes()
     )
-    assert factory.messages(build) == []
+    assert await factory.messages(build) == []
 
 
 @in_a_world

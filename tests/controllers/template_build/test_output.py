@@ -1,6 +1,16 @@
 """Output of commands in the log."""
 
-from paddock.controllers.template_build.output import MAX_LINE_BYTES, OutputLines
+import asyncio
+
+import pytest
+
+from paddock.controllers.template_build.output import (
+    BURST_BYTES,
+    BYTES_PER_SECOND,
+    MAX_LINE_BYTES,
+    OutputLines,
+    OutputPace,
+)
 
 
 def lines(*pieces: tuple[str, bytes]) -> list[str]:
@@ -33,3 +43,17 @@ def test_a_line_without_end_is_cut_and_not_kept_in_memory() -> None:
 
 def test_bytes_that_are_no_text_are_replaced() -> None:
     assert lines(("stdout", b"\xff\n")) == ["[builder 1/2] [stdout]: \ufffd"]
+
+
+@pytest.mark.looptime
+async def test_output_without_end_is_read_at_a_bounded_rate_and_the_log_says_so_once() -> None:
+    warnings: list[str] = []
+    pace, loop = OutputPace(warnings.append), asyncio.get_running_loop()
+    began = loop.time()
+    await pace.take(BURST_BYTES)
+    assert (loop.time() - began, warnings) == (0, [])
+    for _ in range(10):
+        await pace.take(BYTES_PER_SECOND)
+    assert loop.time() - began == pytest.approx(10)
+    assert len(warnings) == 1
+    assert "more than 2 MiB per second" in warnings[0]

@@ -13,6 +13,10 @@ class E2BBody(Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=T
     """Base of every body."""
 
 
+class E2BResponse(E2BBody, frozen=True, kw_only=True, omit_defaults=False):
+    """Base of responses: clients expect every field."""
+
+
 class AutoResume(E2BBody, frozen=True, kw_only=True):
     """Whether traffic wakes a paused sandbox."""
 
@@ -65,7 +69,7 @@ class NetworkPartView(E2BBody, frozen=True, kw_only=True):
     """Network traffic of the sandbox in bits per second; unset: no limit of this part."""
 
 
-class NetworkView(E2BBody, frozen=True, kw_only=True, omit_defaults=False):
+class NetworkView(E2BResponse, frozen=True, kw_only=True):
     """The network policy in effect: the intersection of its parts."""
 
     allow_internet_access: bool
@@ -164,14 +168,14 @@ class SandboxBody(E2BBody, frozen=True, kw_only=True):
     domain: str | UnsetType | None = UNSET
 
 
-class LifecycleBody(E2BBody, frozen=True, kw_only=True, omit_defaults=False):
+class LifecycleBody(E2BResponse, frozen=True, kw_only=True):
     """The action at the end of a sandbox's timeout."""
 
     auto_resume: bool
     on_timeout: str
 
 
-class ListedSandbox(E2BBody, frozen=True, kw_only=True, omit_defaults=False):
+class ListedSandbox(E2BResponse, frozen=True, kw_only=True):
     """A sandbox in a list."""
 
     template_id: str = field(name="templateID")
@@ -188,7 +192,7 @@ class ListedSandbox(E2BBody, frozen=True, kw_only=True, omit_defaults=False):
     alias: str | UnsetType = UNSET
 
 
-class SandboxDetail(ListedSandbox, frozen=True, kw_only=True, omit_defaults=False):
+class SandboxDetail(ListedSandbox, frozen=True, kw_only=True):
     """A sandbox with all fields."""
 
     envd_access_token: str | UnsetType = UNSET
@@ -199,7 +203,7 @@ class SandboxDetail(ListedSandbox, frozen=True, kw_only=True, omit_defaults=Fals
     pause_mode: str | UnsetType = UNSET
 
 
-class MetricBody(E2BBody, frozen=True, kw_only=True, omit_defaults=False):
+class MetricBody(E2BResponse, frozen=True, kw_only=True):
     """Resource usage of a sandbox at one time."""
 
     timestamp: datetime
@@ -213,14 +217,14 @@ class MetricBody(E2BBody, frozen=True, kw_only=True, omit_defaults=False):
     disk_total: int
 
 
-class SnapshotInfo(E2BBody, frozen=True, kw_only=True, omit_defaults=False):
+class SnapshotInfo(E2BResponse, frozen=True, kw_only=True):
     """A snapshot that sandboxes can be created from."""
 
     snapshot_id: str = field(name="snapshotID")
     names: tuple[str, ...] = ()
 
 
-class ErrorBody(E2BBody, frozen=True, kw_only=True, omit_defaults=False):
+class ErrorBody(E2BResponse, frozen=True, kw_only=True):
     """An error; `code` repeats the HTTP status, because clients read it from the body."""
 
     code: int

@@ -189,7 +189,7 @@ def build_manager(
         clock=clock,
         max_timeout_seconds=settings.max_timeout_seconds,
     )
-    registry = TemplateRegistry(provider)
+    registry = TemplateRegistry(provider, max_templates=settings.templates_per_team)
     tags = TemplateTags(provider, registry, clock)
     return Manager(
         claims=claims,

@@ -47,12 +47,13 @@ class BuildCollector:
     async def sweep(self) -> None:
         """Delete once."""
         templates, builds = self._provider.all(SandboxTemplate), self._provider.all(TemplateBuild)
-        for build in unneeded_builds(builds, templates):
+        # Not on the event loop: there may be many thousands.
+        for build in await asyncio.to_thread(unneeded_builds, builds, templates):
             await self._delete(build)
-        layers = self._provider.all(Checkpoint)
-        for layer in unneeded_layers(layers, templates, builds, now=self._clock.now()):
+        layers, now = self._provider.all(Checkpoint), self._clock.now()
+        for layer in await asyncio.to_thread(unneeded_layers, layers, templates, builds, now=now):
             await self._delete(layer)
-        self._remove_logs({build.metadata.uid for build in builds})
+        await self._remove_logs({build.metadata.uid for build in builds})
         await asyncio.to_thread(
             self._files.uploads.remove_unused,
             UNUSED_FOR.total_seconds(),
@@ -73,9 +74,9 @@ class BuildCollector:
             return
         log.info("deleted what no build needs", extra=fields(kind=obj.KIND, key=str(obj.key)))
 
-    def _remove_logs(self, known: set[str]) -> None:
+    async def _remove_logs(self, known: set[str]) -> None:
         """Delete logs without a build: after two sweeps, as the cache may lag behind."""
-        orphans = self._files.logs.uids() - known
+        orphans = await self._files.logs.uids() - known
         for uid in orphans & self._suspects:
-            self._files.logs.remove(uid)
+            await self._files.logs.remove(uid)
         self._suspects = orphans

@@ -8,6 +8,7 @@ from typing import Any
 from msgspec import structs
 
 from paddock.builds.credentials import BuildCredentials
+from paddock.cache import indexes
 from paddock.cache.provider import Provider
 from paddock.controllers.retry_budget import RetryBudget
 from paddock.controllers.template_build import plan as steps
@@ -139,9 +140,8 @@ class TemplateBuildController:
         """Return the number of other builds of the team that have begun."""
         return sum(
             1
-            for other in self._provider.all(TemplateBuild)
+            for other in self._provider.view(TemplateBuild, indexes.OPEN_BUILD, build.team)
             if other.status.phase is BuildPhase.BUILDING
-            and other.spec.owner == build.spec.owner
             and other.metadata.uid != build.metadata.uid
             and not other.is_deleting
         )
@@ -210,7 +210,7 @@ class TemplateBuildController:
     async def _clean_up(self, build: TemplateBuild) -> Result:
         await self._stop(build)
         self._credentials.remove(build.metadata.uid)
-        self._tools.logs.remove(build.metadata.uid)
+        await self._tools.logs.remove(build.metadata.uid)
         left = tuple(name for name in build.metadata.finalizers if name != FINALIZER_BUILD)
         try:
             await self._provider.write.update(with_meta(build, finalizers=left))

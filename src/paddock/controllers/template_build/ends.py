@@ -42,7 +42,6 @@ PAUSE_SECONDS = 5.0
 """Longest wait before a failed write is repeated."""
 FINISH_SECONDS = 10.0
 """How long a canceled build may take to finish the writes of its result."""
-_ENDED = (BuildPhase.READY, BuildPhase.FAILED)
 
 
 class BuildEnds:
@@ -81,7 +80,7 @@ class BuildEnds:
     async def fail(self, build: TemplateBuild, error: PaddockError) -> None:
         """Record that a build failed, unless it has ended."""
         current = self._provider.get(TemplateBuild, build.key)
-        if current is None or current.status.phase in _ENDED:
+        if current is None or current.has_ended:
             return
         self._log_failure(build, error)
         await self._write_failure(build, error)
@@ -191,7 +190,7 @@ class BuildEnds:
 
     async def _write_failure(self, build: TemplateBuild, error: PaddockError) -> None:
         def failed(current: TemplateBuild) -> TemplateBuild | None:
-            if current.status.phase in _ENDED:
+            if current.has_ended:
                 return None
             status = structs.replace(
                 current.status,

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 
+from paddock.cache import indexes
 from paddock.cache.provider import Provider
 from paddock.engine.controller import Controller, own_key
 from paddock.resources.kinds.template_build import BuildPhase, TemplateBuild
@@ -18,7 +19,7 @@ def subscribe(controller: Controller[Key], provider: Provider) -> None:
             return ()
         return [
             build.key
-            for build in provider.all(TemplateBuild)
+            for build in provider.view(TemplateBuild, indexes.OPEN_BUILD, old.team)
             if build.spec.started and build.status.phase is BuildPhase.WAITING
         ]
 

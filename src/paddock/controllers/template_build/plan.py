@@ -35,7 +35,7 @@ def plan(build: TemplateBuild, *, running: int, limit: int, now: datetime) -> St
     held = FINALIZER_BUILD in build.metadata.finalizers
     if build.is_deleting:
         return CleanUp() if held else Wait(None)
-    if build.status.phase in (BuildPhase.READY, BuildPhase.FAILED):
+    if build.has_ended:
         return Settle()
     if not held:
         return AddFinalizer()

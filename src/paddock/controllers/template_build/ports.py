@@ -1,6 +1,6 @@
 """What a build needs of a sandbox: to run commands and to copy files into it."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import Protocol
 
@@ -9,8 +9,9 @@ from msgspec import Struct
 from paddock.kit.errors import PaddockError
 from paddock.resources.kinds.sandbox import Sandbox
 
-OnOutput = Callable[[str, bytes], None]
-"""Gets the stream, `stdout` or `stderr`, and a piece of output."""
+OnOutput = Callable[[str, bytes], Awaitable[None]]
+"""Gets the stream, `stdout` or `stderr`, and a piece of output. While it waits, no more is read,
+and the command waits to write."""
 
 
 class CommandRefusedError(PaddockError):

@@ -25,7 +25,6 @@ BUILDS_KEPT = 10
 LAYERS_KEPT = 1000
 """Layers of a team that are not needed; beyond, the least recently used are deleted."""
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-_ENDED = (BuildPhase.READY, BuildPhase.FAILED)
 
 
 def last_use(layer: Checkpoint) -> datetime:
@@ -54,7 +53,7 @@ def unneeded_builds(
     named = _named_builds(templates)
     by_template: defaultdict[tuple[Key, bool], list[TemplateBuild]] = defaultdict(list)
     for build in builds:
-        if build.status.phase in _ENDED and not build.is_deleting and build.key not in named:
+        if build.has_ended and not build.is_deleting and build.key not in named:
             key = Key(build.metadata.namespace, build.spec.template_name)
             is_target = build.status.phase is BuildPhase.READY and is_default(build)
             by_template[key, is_target].append(build)

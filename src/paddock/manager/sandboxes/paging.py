@@ -6,6 +6,7 @@ removed.
 
 import base64
 import binascii
+import heapq
 from collections.abc import Iterable
 from datetime import datetime
 from typing import TypeVar
@@ -42,11 +43,12 @@ def page(
     items: Iterable[tuple[Position, T]], *, limit: int, token: str | None, ascending: bool
 ) -> tuple[tuple[T, ...], str | None]:
     """Return one page of the items, and the token of the next page if there is one."""
-    ordered = sorted(items, key=lambda item: item[0], reverse=not ascending)
     if token:
         after = decode(token)
-        ordered = [item for item in ordered if (item[0] > after if ascending else item[0] < after)]
-    chosen = ordered[:limit]
-    more = len(ordered) > limit
+        items = (item for item in items if (item[0] > after if ascending else item[0] < after))
+    first = heapq.nsmallest if ascending else heapq.nlargest
+    found = first(limit + 1, items, key=lambda item: item[0])
+    chosen = found[:limit]
+    more = len(found) > limit
     following = encode(chosen[-1][0], ascending=ascending) if more and chosen else None
     return tuple(item for _, item in chosen), following

@@ -2,7 +2,7 @@
 
 from msgspec import Struct
 
-from paddock.builds.logs import BuildLogEntry
+from paddock.builds.log_files import BuildLogEntry
 from paddock.resources.kinds.template_build import BuildPhase, TemplateBuild
 
 WAITING, BUILDING, READY, ERROR = "waiting", "building", "ready", "error"

@@ -10,7 +10,8 @@ from datetime import datetime, timedelta
 from msgspec import structs
 
 from paddock.builds.files import BuildFiles
-from paddock.builds.logs import MAX_LINES, BuildLogEntry
+from paddock.builds.log_files import BuildLogEntry
+from paddock.cache import indexes
 from paddock.cache.provider import Provider
 from paddock.claims.caller import Caller, Role
 from paddock.kit import ids
@@ -98,7 +99,8 @@ class TemplateBuilds:
         resources = resources_of(wanted, self._limits)
         caller.require("create", RESOURCE, template=name.alias)
         self._check_room(caller.team, for_start=False)
-        build_id = ids.uid()
+        # Creation times have whole seconds; the history of a template is in the order of requests.
+        build_id = ids.ordered_uid(self._clock.now())
         self._tags.check_room(caller.team, name.alias, tags, build_id)
         template = await self._registry.ensure(caller, name.alias, resources)
         build = await self._provider.write.create(
@@ -187,7 +189,7 @@ class TemplateBuilds:
         since = self._clock.now() - timedelta(seconds=WAITING_SECONDS)
         open_builds = [
             item
-            for item in self._provider.all(TemplateBuild, namespace=team)
+            for item in self._provider.view(TemplateBuild, indexes.OPEN_BUILD, team)
             if not is_finished(item) and not item.is_deleting
         ]
         running = sum(item.spec.started for item in open_builds)
@@ -207,7 +209,7 @@ class TemplateBuilds:
 
     # ---- follow ------------------------------------------------------------------------------
 
-    def state(
+    async def state(
         self, caller: Caller, reference: str, build_id: str, *, offset: int, limit: int, level: str
     ) -> BuildState:
         """Return the status of a build, and its log from an offset on."""
@@ -216,11 +218,11 @@ class TemplateBuilds:
         status, uid = build_state.status_of(build), build.metadata.uid
         if status == build_state.WAITING:
             return BuildState(build=build, status=status)
-        entries = logs.read(uid, offset=offset, limit=limit, level=level)
+        entries = await logs.read(uid, offset=offset, limit=limit, level=level)
         reason = None
         if status == build_state.ERROR:
             step = build.status.failed_step
-            found = logs.read(uid, level="warn") if step else ()
+            found = await logs.read(uid, level="warn") if step else ()
             reason = BuildReason(
                 message=build_state.message_of(build),
                 step=step,
@@ -228,7 +230,7 @@ class TemplateBuilds:
             )
         return BuildState(build=build, status=status, entries=entries, reason=reason)
 
-    def log(
+    async def log(
         self,
         caller: Caller,
         reference: str,
@@ -242,11 +244,9 @@ class TemplateBuilds:
         """Return a page of a build's log: from a time on, or backward from it."""
         logs = self.files.logs
         build = self._find(caller, reference, build_id, "get")
-        entries = logs.read(build.metadata.uid, limit=2 * MAX_LINES, level=level)
-        if backward:
-            found = [item for item in entries if cursor is None or item.timestamp < cursor]
-            return tuple(reversed(found))[:limit]
-        return tuple(item for item in entries if cursor is None or item.timestamp >= cursor)[:limit]
+        return await logs.page(
+            build.metadata.uid, cursor=cursor, limit=limit, level=level, backward=backward
+        )
 
     def _find(self, caller: Caller, reference: str, build_id: str, verb: str) -> TemplateBuild:
         """Return a build of the caller's; `InvalidError` if there is none, as clients expect."""

@@ -1,6 +1,6 @@
 """Use cases of templates: list, get, publish, delete. Claims resolve them in `claims`."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
 
 from msgspec import Struct
@@ -62,14 +62,16 @@ class Templates:
 
     def list(self, caller: Caller) -> tuple[SandboxTemplate, ...]:
         """Return the templates that a caller may use, sorted by key."""
-        found = (
+        return tuple(sorted(self._offered(caller), key=lambda item: item.key))
+
+    def _offered(self, caller: Caller) -> Iterator[SandboxTemplate]:
+        return (
             template
             for template in self._provider.informer(SandboxTemplate).all()
             if not template.is_deleting
             and _is_offered(caller, template)
             and (not caller.scopes or caller.may("get", KIND, template=template.metadata.name))
         )
-        return tuple(sorted(found, key=lambda item: item.key))
 
     def page(
         self, caller: Caller, *, limit: int, token: str | None
@@ -77,7 +79,7 @@ class Templates:
         """Return one page of the templates, newest first, and the token of the next page."""
         found = (
             ((item.metadata.creation_timestamp or _EPOCH, f"{item.key}"), item)
-            for item in self.list(caller)
+            for item in self._offered(caller)
         )
         return paging.page(found, limit=limit, token=token, ascending=False)
 

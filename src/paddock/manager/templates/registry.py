@@ -29,15 +29,14 @@ from paddock.resources.meta import Key, ObjectMeta
 from paddock.resources.rights import SHARED_NAMESPACE
 from paddock.resources.template_references import object_name, parse_reference
 
-MAX_TEMPLATES = 500
-"""Templates of a team."""
-
 
 class TemplateRegistry:
     """Finds and registers the templates of a team by name."""
 
-    def __init__(self, provider: Provider) -> None:
+    def __init__(self, provider: Provider, *, max_templates: int) -> None:
+        """`max_templates` of a team; builds create no more."""
         self._provider = provider
+        self._max_templates = max_templates
 
     def named(self, team: str, name: str) -> SandboxTemplate | None:
         """Return a team's template by its name or an alias."""
@@ -97,10 +96,11 @@ class TemplateRegistry:
 
     def _check_count(self, team: str) -> None:
         """Raise `QuotaExceededError` if a team has as many templates as builds create."""
-        if len(self._provider.all(SandboxTemplate, namespace=team)) >= MAX_TEMPLATES:
+        if len(self._provider.all(SandboxTemplate, namespace=team)) >= self._max_templates:
             raise QuotaExceededError(
-                f"team '{team}' has {MAX_TEMPLATES} templates, the most that builds create",
-                hint="delete templates that are not needed",
+                f"team '{team}' has {self._max_templates} templates, as many as the setting "
+                "templates_per_team allows",
+                hint="delete templates that are not needed, or raise the setting",
             )
 
     async def _create(self, team: str, alias: str, resources: Resources) -> SandboxTemplate:

@@ -114,3 +114,13 @@ class TemplateBuild(Resource, frozen=True, kw_only=True):
 
     spec: TemplateBuildSpec = TemplateBuildSpec(template_name="")
     status: TemplateBuildStatus = TemplateBuildStatus()
+
+    @property
+    def team(self) -> str:
+        """The team whose builds it takes turns with."""
+        return self.spec.owner or self.metadata.namespace
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether the build is ready or has failed."""
+        return self.status.phase in (BuildPhase.READY, BuildPhase.FAILED)

@@ -81,7 +81,7 @@ def share_tag(one: TemplateBuild, other: TemplateBuild) -> bool:
 
 def is_finished(build: TemplateBuild) -> bool:
     """Whether a build ended, or is to end because it was canceled."""
-    return build.status.phase in (BuildPhase.READY, BuildPhase.FAILED) or bool(build.spec.canceled)
+    return build.has_ended or bool(build.spec.canceled)
 
 
 def is_startable(template: SandboxTemplate) -> bool:

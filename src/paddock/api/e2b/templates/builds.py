@@ -31,7 +31,7 @@ from paddock.api.login_limits import limited_address
 from paddock.builds.aws.ecr import check_keys
 from paddock.builds.aws.signature import AwsKeys
 from paddock.builds.credentials import RegistryAccess, RegistryLogin
-from paddock.builds.logs import LEVELS
+from paddock.builds.log_files import LEVELS
 from paddock.claims.caller import Caller
 from paddock.kit.errors import InvalidError
 from paddock.manager.templates.build_requests import (
@@ -126,7 +126,7 @@ def _login(registry: RegistryBody | None, image: str) -> RegistryAccess | None:
 async def build_status(context: E2bContext, request: Request, caller: Caller) -> Response:
     """Return the status of a build, and its log from an offset on."""
     params, path = request.query_params, request.path_params
-    state = context.manager.builds.state(
+    state = await context.manager.builds.state(
         caller,
         path["id"],
         path["build"],
@@ -147,7 +147,7 @@ async def build_logs(context: E2bContext, request: Request, caller: Caller) -> R
     if source not in ("temporary", "persistent"):
         raise InvalidError.at("source", f"{source!r} is neither temporary nor persistent")
     cursor = query.number(params, "cursor", default=0, low=0, high=10**14)
-    entries = context.manager.builds.log(
+    entries = await context.manager.builds.log(
         caller,
         path["id"],
         path["build"],

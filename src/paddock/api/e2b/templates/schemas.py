@@ -4,32 +4,37 @@ from datetime import datetime
 
 from msgspec import UNSET, UnsetType, field
 
-from paddock.api.e2b.schemas import E2BBody
+from paddock.api.e2b.schemas import E2BBody, E2BResponse
 
 
-class TemplateBody(E2BBody, frozen=True, kw_only=True, omit_defaults=False):
-    """A template in a list."""
+class TemplateFacts(E2BResponse, frozen=True, kw_only=True):
+    """What a list and a single template have in common."""
 
     template_id: str = field(name="templateID")
-    build_id: str = field(name="buildID")
-    cpu_count: int
-    memory_mb: int = field(name="memoryMB")
-    disk_size_mb: int = field(name="diskSizeMB")
     public: bool
     aliases: tuple[str, ...]
     names: tuple[str, ...]
     created_at: datetime
     updated_at: datetime
-    created_by: None = None
     last_spawned_at: datetime | None = None
     spawn_count: int = 0
+
+
+class TemplateBody(TemplateFacts, frozen=True, kw_only=True):
+    """A template in a list."""
+
+    build_id: str = field(name="buildID")
+    cpu_count: int
+    memory_mb: int = field(name="memoryMB")
+    disk_size_mb: int = field(name="diskSizeMB")
+    created_by: None = None
     build_count: int = 1
     envd_version: str
     build_status: str = "ready"
     description: str = ""
 
 
-class TemplateBuildBody(E2BBody, frozen=True, kw_only=True, omit_defaults=False):
+class TemplateBuildBody(E2BResponse, frozen=True, kw_only=True):
     """A build of a template in a list."""
 
     build_id: str = field(name="buildID")
@@ -45,17 +50,9 @@ class TemplateBuildBody(E2BBody, frozen=True, kw_only=True, omit_defaults=False)
     """Tags that the build was requested with. Not part of E2B's API."""
 
 
-class TemplateDetail(E2BBody, frozen=True, kw_only=True, omit_defaults=False):
+class TemplateDetail(TemplateFacts, frozen=True, kw_only=True):
     """A template with its builds, the newest first."""
 
-    template_id: str = field(name="templateID")
-    public: bool
-    aliases: tuple[str, ...]
-    names: tuple[str, ...]
-    created_at: datetime
-    updated_at: datetime
-    last_spawned_at: datetime | None = None
-    spawn_count: int = 0
     builds: tuple[TemplateBuildBody, ...]
 
 
@@ -65,7 +62,7 @@ class TemplatePatch(E2BBody, frozen=True, kw_only=True):
     public: bool | None = None
 
 
-class AliasBody(E2BBody, frozen=True, kw_only=True, omit_defaults=False):
+class AliasBody(E2BResponse, frozen=True, kw_only=True):
     """What an alias stands for."""
 
     template_id: str = field(name="templateID")
@@ -85,7 +82,7 @@ class BuildRequestBody(E2BBody, frozen=True, kw_only=True):
     min_free_disk_mb: int | None = None
 
 
-class BuildRequestedBody(E2BBody, frozen=True, kw_only=True, omit_defaults=False):
+class BuildRequestedBody(E2BResponse, frozen=True, kw_only=True):
     """A registered build."""
 
     template_id: str = field(name="templateID")
@@ -130,7 +127,7 @@ class BuildStartBody(E2BBody, frozen=True, kw_only=True):
     ready_cmd: str | None = None
 
 
-class FileLinkBody(E2BBody, frozen=True, kw_only=True, omit_defaults=False):
+class FileLinkBody(E2BResponse, frozen=True, kw_only=True):
     """Where to upload the files of a step."""
 
     present: bool
@@ -138,7 +135,7 @@ class FileLinkBody(E2BBody, frozen=True, kw_only=True, omit_defaults=False):
     url: str
 
 
-class BuildLogBody(E2BBody, frozen=True, kw_only=True, omit_defaults=False):
+class BuildLogBody(E2BResponse, frozen=True, kw_only=True):
     """An entry of the log of a build."""
 
     timestamp: datetime
@@ -147,7 +144,7 @@ class BuildLogBody(E2BBody, frozen=True, kw_only=True, omit_defaults=False):
     step: str | UnsetType = UNSET
 
 
-class BuildReasonBody(E2BBody, frozen=True, kw_only=True, omit_defaults=False):
+class BuildReasonBody(E2BResponse, frozen=True, kw_only=True):
     """Why a build failed."""
 
     message: str
@@ -155,7 +152,7 @@ class BuildReasonBody(E2BBody, frozen=True, kw_only=True, omit_defaults=False):
     log_entries: tuple[BuildLogBody, ...] = ()
 
 
-class BuildStatusBody(E2BBody, frozen=True, kw_only=True, omit_defaults=False):
+class BuildStatusBody(E2BResponse, frozen=True, kw_only=True):
     """The status of a build, and a part of its log."""
 
     template_id: str = field(name="templateID")
@@ -166,7 +163,7 @@ class BuildStatusBody(E2BBody, frozen=True, kw_only=True, omit_defaults=False):
     reason: BuildReasonBody | UnsetType = UNSET
 
 
-class BuildLogsBody(E2BBody, frozen=True, kw_only=True, omit_defaults=False):
+class BuildLogsBody(E2BResponse, frozen=True, kw_only=True):
     """A page of the log of a build."""
 
     logs: tuple[BuildLogBody, ...]
@@ -186,14 +183,14 @@ class RemovedTagsBody(E2BBody, frozen=True, kw_only=True):
     tags: tuple[str, ...]
 
 
-class AssignedTagsBody(E2BBody, frozen=True, kw_only=True, omit_defaults=False):
+class AssignedTagsBody(E2BResponse, frozen=True, kw_only=True):
     """Assigned tags and their build."""
 
     tags: tuple[str, ...]
     build_id: str = field(name="buildID")
 
 
-class TagBody(E2BBody, frozen=True, kw_only=True, omit_defaults=False):
+class TagBody(E2BResponse, frozen=True, kw_only=True):
     """A tag and its build."""
 
     tag: str

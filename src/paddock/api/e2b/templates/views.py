@@ -14,7 +14,7 @@ from paddock.api.e2b.templates.schemas import (
     TemplateDetail,
 )
 from paddock.api.e2b.to_e2b import ENVD_VERSION, NEVER, cpu_count, disk_mb, memory_mb
-from paddock.builds.logs import BuildLogEntry
+from paddock.builds.log_files import BuildLogEntry
 from paddock.manager.templates.build_state import READY, BuildState, status_of
 from paddock.manager.templates.names import aliases_of, names_of
 from paddock.manager.templates.queries import TemplateView

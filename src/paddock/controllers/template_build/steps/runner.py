@@ -6,12 +6,11 @@ from msgspec import Struct
 
 from paddock.builds.logs import BuildLogs
 from paddock.controllers.template_build.keys import StepContext
-from paddock.controllers.template_build.output import OutputLines
+from paddock.controllers.template_build.output import OutputLines, OutputPace
 from paddock.controllers.template_build.ports import (
     BuildCommand,
     BuildShell,
     CommandRefusedError,
-    OnOutput,
 )
 from paddock.kit.errors import DeadlineExceededError, PaddockError
 from paddock.resources.kinds.sandbox import Sandbox
@@ -19,6 +18,8 @@ from paddock.resources.kinds.template_build import BuildStep, TemplateBuild
 
 STEP_SECONDS = 3600.0
 ROOT = "root"
+TakeOutput = Callable[[str, bytes], None]
+"""Gets the stream, `stdout` or `stderr`, and a piece of output."""
 
 
 class StepFailedError(PaddockError):
@@ -54,9 +55,15 @@ class StepRunner(Struct, frozen=True, kw_only=True):
             lines.end()
 
     async def run_with(
-        self, text: str, on_output: OnOutput, *, user: str, seconds: float = STEP_SECONDS
+        self, text: str, take: TakeOutput, *, user: str, seconds: float = STEP_SECONDS
     ) -> int:
         """Run a command line and return its exit status; `StepFailedError`."""
+        pace = OutputPace(lambda message: self.log(message, "warn"))
+
+        async def on_output(stream: str, data: bytes) -> None:
+            take(stream, data)
+            await pace.take(len(data))
+
         command = BuildCommand(
             text=text,
             user=user,

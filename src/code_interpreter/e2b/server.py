@@ -1,0 +1,50 @@
+"""The process of the server: listen, start the Python kernel, serve until a signal."""
+
+import asyncio
+import logging
+import signal
+import socket
+
+from aiohttp import web
+
+from code_interpreter.e2b.app import InterpreterApi
+from code_interpreter.e2b.sandbox import SandboxFacts
+from code_interpreter.kernels.contexts import Contexts
+from code_interpreter.kernels.events import KernelError
+from code_interpreter.settings import Settings
+
+log = logging.getLogger(__name__)
+
+_BACKLOG = 1024
+
+
+async def serve(settings: Settings) -> None:
+    """Serve until SIGTERM or SIGINT, then end all kernels."""
+    stopped = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stopped.set)
+    # A second server fails here, before it touches the kernels of the first one.
+    listener = socket.create_server((settings.host, settings.port), backlog=_BACKLOG)
+    contexts = Contexts(settings)
+    api = InterpreterApi(
+        contexts, SandboxFacts(settings.environment_url, settings.generation), settings
+    )
+    # A client that disconnects cancels its handler.
+    runner = web.AppRunner(
+        api.application(), handler_cancellation=True, access_log=None, shutdown_timeout=1.0
+    )
+    try:
+        try:
+            await contexts.start()
+        except KernelError as problem:
+            log.warning("the Python kernel does not start: %s", problem)
+            api.problem = str(problem)
+        await runner.setup()
+        await web.SockSite(runner, listener).start()
+        log.info("serving at port %d", settings.port)
+        await stopped.wait()
+    finally:
+        await contexts.close()
+        await runner.cleanup()
+        listener.close()

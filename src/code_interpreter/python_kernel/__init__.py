@@ -1,0 +1,1 @@
+"""Runs in the process of the Python kernel, in the Python of the sandbox: IPython for agents."""

@@ -1,0 +1,1 @@
+"""Tests of the code interpreter, without sandboxes: its kernels are local processes."""

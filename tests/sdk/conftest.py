@@ -2,20 +2,38 @@
 
 import asyncio
 import os
+import shutil
 from collections.abc import Callable, Generator
 
 import pytest
 
 from tests.installation import Installation
+from tests.runtime.local.images import builders
+from tests.runtime.local.images.registry.servers import Registry, push, registry
+from tests.runtime.local.images.small_roots import ubuntu_root
 from tests.sdk.clients import NODE_CLIENTS, SCRIPTS, python_of, results_of
 
 
 @pytest.fixture(scope="session")
-def installation() -> Generator[Installation]:
+def mirror(tmp_path_factory: pytest.TempPathFactory) -> Generator[Registry]:
+    """A mirror of Docker Hub that has `ubuntu:22.04`."""
+    if shutil.which("docker-registry") is None or shutil.which("skopeo") is None:
+        pytest.fail("docker-registry and skopeo are missing: scripts/test installs them")
+    directory = tmp_path_factory.mktemp("mirror")
+    root = builders.tar_of(ubuntu_root(directory / "ubuntu"), directory / "ubuntu.tar")
+    config = {"Env": ["PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"]}
+    layout = builders.oci_layout(directory / "layout", (root.read_bytes(),), config=config)
+    with registry(directory) as running:
+        push(layout, running, "library/ubuntu:22.04")
+        yield running
+
+
+@pytest.fixture(scope="session")
+def installation(mirror: Registry) -> Generator[Installation]:
     if os.geteuid() != 0:
         pytest.skip("sandboxes with checkpoints need root")
     with asyncio.Runner() as runner:
-        paddock = Installation(pool_size=4)
+        paddock = Installation(pool_size=4, registry_mirrors=f"docker.io={mirror.url}")
         runner.run(paddock.__aenter__())
         try:
             yield paddock

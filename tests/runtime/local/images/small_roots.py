@@ -26,6 +26,35 @@ def shell_root(root: Path, *programs: str) -> Path:
     return root
 
 
+def ubuntu_root(root: Path) -> Path:
+    """A root with bash and a few programs, merged and described as in an image of Ubuntu 22.04."""
+    for name in ("bin", "lib", "lib64", "sbin"):
+        (root / "usr" / name).mkdir(parents=True)
+        (root / name).symlink_to(f"usr/{name}")
+    shell_root(
+        root,
+        "bash",
+        "chmod",
+        "env",
+        "ln",
+        "ls",
+        "mkdir",
+        "readlink",
+        "rm",
+        "sleep",
+        "stat",
+        "whoami",
+    )
+    (root / "etc").mkdir()
+    (root / "etc/os-release").write_text('ID=ubuntu\nVERSION_ID="22.04"\n')
+    (root / "etc/passwd").write_text("root:x:0:0:root:/root:/bin/bash\n")
+    (root / "etc/group").write_text("root:x:0:\n")
+    for name in ("home", "root", "tmp"):
+        (root / name).mkdir()
+    (root / "tmp").chmod(0o1777)
+    return root
+
+
 def static_root(root: Path) -> Path:
     """A root with one static program: no shell, no libraries, no users."""
     compiler = shutil.which("gcc") or shutil.which("cc")

@@ -33,7 +33,9 @@ def installation(mirror: Registry) -> Generator[Installation]:
     if os.geteuid() != 0:
         pytest.skip("sandboxes with checkpoints need root")
     with asyncio.Runner() as runner:
-        paddock = Installation(pool_size=4, registry_mirrors=f"docker.io={mirror.url}")
+        paddock = Installation(
+            pool_size=4, registry_mirrors=f"docker.io={mirror.url}", mcp_template="base"
+        )
         runner.run(paddock.__aenter__())
         try:
             yield paddock

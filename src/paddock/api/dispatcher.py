@@ -1,7 +1,7 @@
 """Dispatch of requests to the control plane's applications, by path.
 
-The declarative API uses Kubernetes' paths; operators, gateways and other clusters have their own
-prefixes; everything else is E2B's API.
+The declarative API uses Kubernetes' paths; operators, gateways, other clusters and clients of
+MCP have their own; everything else is E2B's API.
 """
 
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -10,6 +10,7 @@ KUBE_PREFIXES = ("/api/", "/apis/", "/openapi/", "/version/", "/livez/")
 OPS_PREFIXES = ("/metrics/", "/healthz/", "/readyz/")
 INTERNAL_PREFIX = "/_paddock/"
 FEDERATION_PREFIX = "/_federation/"
+MCP_PATH = "/mcp/"
 
 
 class Dispatcher:
@@ -22,12 +23,14 @@ class Dispatcher:
         kube: ASGIApp,
         ops: ASGIApp,
         internal: ASGIApp,
+        mcp: ASGIApp,
         federation: ASGIApp | None = None,
     ) -> None:
         self._internal = internal
         self._federation = federation
         self._e2b = e2b
         self._kube = kube
+        self._mcp = mcp
         self._ops = ops
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -41,6 +44,8 @@ class Dispatcher:
             await self._ops(scope, receive, send)
         elif path.startswith(INTERNAL_PREFIX):
             await self._internal(scope, receive, send)
+        elif path == MCP_PATH:
+            await self._mcp(scope, receive, send)
         elif self._federation is not None and path.startswith(FEDERATION_PREFIX):
             await self._federation(scope, receive, send)
         else:

@@ -42,6 +42,7 @@ COMMANDS = {
         "Create, use, pause, fork and kill sandboxes.",
     ),
     "run": ("run.commands.run", "Run code in a new sandbox and show what it returns."),
+    "mcp": ("mcp.commands.mcp", "Serve tools for sandboxes to a client of MCP."),
     "batch": ("batch.commands.batch", "Run a command in many sandboxes."),
     "task-executor": ("task_executor.task_executor", "Serve the task API in a pod."),
     "keys": ("keys.keys", "List, create and revoke API keys."),

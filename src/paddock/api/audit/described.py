@@ -101,3 +101,9 @@ def describe_peer(scope: Scope) -> DescribedCall:
 def describe_gateway(scope: Scope) -> DescribedCall:
     """Describe a message of a gateway: only refusals are recorded."""
     return DescribedCall(_non_resource(scope), UNSET, False)
+
+
+def describe_mcp(scope: Scope) -> DescribedCall:
+    """Describe a message of an MCP client: only refusals are recorded. What its tools change is
+    recorded by the calls that they make."""
+    return DescribedCall(_non_resource(scope), UNSET, False)

@@ -14,7 +14,7 @@ from paddock.adapters.gateway.gateway_notifier import GatewayNotifier
 from paddock.adapters.replicas import Replicas
 from paddock.api.internal import GatewayReport
 from paddock.app.wiring import audit, backends, default_resources, run_parts
-from paddock.app.wiring.applications import build_application, build_login_limits
+from paddock.app.wiring.applications import build_application, build_login_limits, build_mcp
 from paddock.app.wiring.assembly import assemble
 from paddock.app.wiring.http_server import AsgiServer, listen
 from paddock.app.wiring.secrets import load_or_create, token_seed
@@ -58,11 +58,14 @@ async def run(settings: Settings, stop: asyncio.Event, on_ready: Callable[[], No
             return gateways.register(report.url)
 
         calls = stack.enter_context(audit.opened(settings, clock))
+        logins = build_login_limits(settings, clock)
+        mcp = build_mcp(settings, keyring, logins, has_gateways=False)
         application = build_application(
             parts,
             manager,
             kube=_not_found,
-            logins=build_login_limits(settings, clock),
+            mcp=mcp,
+            logins=logins,
             audit=calls,
             token=secrets.token,
             on_report=on_report,
@@ -82,6 +85,7 @@ async def run(settings: Settings, stop: asyncio.Event, on_ready: Callable[[], No
             "key usage": parts.keep_keys_flushed,
             "audit log": calls.run,
             "failed claims": manager.cleanup.run,
+            "mcp": mcp.run,
             "waiting claims": parts.environments.follower().run,
         }
         if parts.shares is not None:

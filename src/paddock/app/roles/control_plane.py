@@ -26,6 +26,7 @@ from paddock.app.wiring.applications import (
     build_application,
     build_key_writes,
     build_login_limits,
+    build_mcp,
 )
 from paddock.app.wiring.assembly import assemble
 from paddock.app.wiring.http_server import AsgiServer, listen
@@ -119,6 +120,7 @@ class ControlPlane:
         self.activity = ActivityReports(self.clock)
         self.audit = audit or AuditLog(None, self.clock)
         self.logins = build_login_limits(settings, self.clock)
+        self.mcp = build_mcp(settings, self.keyring, self.logins, has_gateways=True)
         self._idle = IdlePauses(
             self.activity,
             self.agent,
@@ -149,6 +151,7 @@ class ControlPlane:
             self.assembly,
             self.manager,
             kube=self.declarative_api,
+            mcp=self.mcp,
             logins=self.logins,
             audit=self.audit,
             token=self.secrets.token,
@@ -177,6 +180,7 @@ class ControlPlane:
                 else {}
             ),
             "audit log": self.audit.run(),
+            "mcp": self.mcp.run(),
             **({"keyring file": self._keyring.run()} if self._keyring else {}),
             **self._node_metrics(),
         }

@@ -1,6 +1,11 @@
-"""Builds the HTTP application of a process that serves clients."""
+"""Builds the HTTP application of a process that serves clients, and the one at `/mcp`."""
 
-from paddock.api.audit.described import describe_e2b, describe_gateway, describe_peer
+from paddock.api.audit.described import (
+    describe_e2b,
+    describe_gateway,
+    describe_mcp,
+    describe_peer,
+)
 from paddock.api.audit.log import AuditLog
 from paddock.api.audit.middleware import Audited
 from paddock.api.call_limits import CallLimits
@@ -14,15 +19,23 @@ from paddock.api.internal import create_app as create_internal
 from paddock.api.kube.key_writes.request import KeyLimits
 from paddock.api.kube.key_writes.writer import KeyWrites
 from paddock.api.login_limits import LoginLimits
+from paddock.api.mcp.http import McpApplication, McpProtocol
+from paddock.api.mcp.origins import PageOrigins
+from paddock.api.mcp.package import require_package
 from paddock.api.request_ids import RequestIds
 from paddock.app.wiring.assembly import Assembly
 from paddock.app.wiring.manager import claim_images
 from paddock.kit.clock import Clock
+from paddock.kit.errors import UnsupportedError
+from paddock.manager.keys import Keyring
 from paddock.manager.service import Manager
 from paddock.resources import quantity
 from paddock.resources.default_limits import DEFAULT_MEMORY_BYTES
 from paddock.settings import Settings
 from paddock.store.port import Store
+
+_ANY = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}  # noqa: S104 - compared
+"""Addresses that listen everywhere, and where this machine reaches them."""
 
 
 def build_login_limits(settings: Settings, clock: Clock) -> LoginLimits:
@@ -44,6 +57,7 @@ def build_application(
     manager: Manager,
     *,
     kube: Application,
+    mcp: Application,
     logins: LoginLimits,
     audit: AuditLog,
     token: str,
@@ -77,6 +91,7 @@ def build_application(
         internal=Audited(
             create_internal(manager, token, on_report, lookup), audit, describe_gateway
         ),
+        mcp=RequestIds(Audited(mcp, audit, describe_mcp)),
         federation=peers,
     )
 
@@ -104,3 +119,32 @@ def build_key_writes(assembly: Assembly, store: Store) -> KeyWrites | None:
         declared=assembly.declared,
         stored=assembly.stored,
     )
+
+
+def build_mcp(
+    settings: Settings, keyring: Keyring, logins: LoginLimits, *, has_gateways: bool
+) -> McpApplication:
+    """Return the application. `has_gateways`: gateways listen on this machine."""
+
+    def load() -> McpProtocol:
+        require_package()
+        gateway = settings.mcp_gateway
+        if not gateway and not has_gateways:
+            raise UnsupportedError(
+                "MCP is not served here: the setting mcp_gateway is not set",
+                hint="set it to the URL of the gateways, or use `paddock mcp`",
+            )
+        # Not at the top: the package takes seconds to import.
+        from paddock.api.mcp.sdk_http import SdkProtocol
+
+        return SdkProtocol(
+            api=_url(settings.api_host, settings.api_port),
+            gateway=gateway or _url(settings.host, settings.port),
+            template=settings.mcp_template,
+        )
+
+    return McpApplication(load, keyring, logins, PageOrigins(settings.domain, settings.mcp_origins))
+
+
+def _url(host: str, port: int) -> str:
+    return f"http://{_ANY.get(host, host)}:{port}"

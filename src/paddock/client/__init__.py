@@ -1,0 +1,1 @@
+"""A client of Paddock's public APIs: sandboxes, their commands, files and code."""

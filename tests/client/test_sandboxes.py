@@ -1,0 +1,231 @@
+"""The client against a server that speaks as Paddock and envd do."""
+
+import asyncio
+import base64
+import json
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import aiohttp
+import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestServer
+
+from paddock.client import envd
+from paddock.client.model import Interrupted, OpenSandbox, ShellCommand, WantedSandbox
+from paddock.client.output import OutputTail
+from paddock.client.sandboxes import ClientAddresses, HttpSandboxes
+from paddock.kit.errors import (
+    ConflictError,
+    ForbiddenError,
+    NotFoundError,
+    PaddockError,
+    QuotaExceededError,
+    RateLimitedError,
+    UnavailableError,
+)
+from paddock.runtime import envd_api
+
+BOX = OpenSandbox("i1", access_token="token")
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+@asynccontextmanager
+async def client(handle: Handler) -> AsyncGenerator[HttpSandboxes]:
+    """A client of a server with one handler."""
+    app = web.Application()
+    app.router.add_route("*", "/{path:.*}", handle)
+    async with TestServer(app) as server, aiohttp.ClientSession() as session:
+        url = str(server.make_url("")).rstrip("/")
+        yield HttpSandboxes(session, ClientAddresses(url, url, url), {"X-API-Key": "key"})
+
+
+def frame(message: Any, flags: int = 0) -> bytes:
+    data = json.dumps(message).encode()
+    return envd_api.FRAME_HEAD.pack(flags, len(data)) + data
+
+
+def output(data: bytes) -> bytes:
+    return frame({"event": {"data": {"stdout": base64.b64encode(data).decode()}}})
+
+
+START = frame({"event": {"start": {"pid": 7}}})
+END = frame({"event": {"end": {"exitCode": 2, "exited": True}}}) + frame({}, 2)
+
+
+def streaming(*parts: bytes, commands: list[str] | None = None) -> Handler:
+    """A handler that streams these parts, and records commands."""
+
+    async def handle(request: web.Request) -> web.StreamResponse:
+        body = await request.read()
+        if commands is not None:
+            asked = json.loads(body[envd_api.FRAME_HEAD.size :])
+            commands.append(asked["process"]["args"][-1])
+            if len(commands) > 1:
+                return web.Response(body=START + END)
+        response = web.StreamResponse()
+        await response.prepare(request)
+        for part in parts:
+            await response.write(part)
+        return response
+
+    return handle
+
+
+async def run(boxes: HttpSandboxes, out: OutputTail | None = None) -> int:
+    command = ShellCommand(text="make", seconds=5)
+    return await boxes.run_command(BOX, command, out or OutputTail(), OutputTail())
+
+
+async def test_a_command_streams_its_output_and_returns_its_exit_code() -> None:
+    seen: list[web.Request] = []
+    stream = streaming(START, output(b"a"), output(b"b"), END)
+
+    async def handle(request: web.Request) -> web.StreamResponse:
+        seen.append(request)
+        return await stream(request)
+
+    out = OutputTail()
+    async with client(handle) as boxes:
+        assert await run(boxes, out) == 2
+    assert out.text == "ab"
+    headers = seen[0].headers
+    assert headers["E2b-Sandbox-Id"] == "i1"
+    assert headers["X-Access-Token"] == "token"
+    assert headers["Connect-Timeout-Ms"] == "5000", "envd ends it if nobody else can"
+    assert "X-API-Key" not in headers, "a sandbox does not get the API key"
+
+
+async def test_a_command_that_prints_too_much_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(envd, "MAX_OUTPUT_BYTES", 1000)
+    commands: list[str] = []
+    async with client(streaming(START, output(bytes(2000)), commands=commands)) as boxes:
+        with pytest.raises(Interrupted, match="MiB of output"):
+            await run(boxes)
+    assert commands == ["make", "kill -KILL -- -7"]
+
+
+async def test_a_command_whose_caller_is_cancelled_is_killed() -> None:
+    commands: list[str] = []
+    has_started, is_killed = asyncio.Event(), asyncio.Event()
+
+    async def handle(request: web.Request) -> web.StreamResponse:
+        body = await request.read()
+        commands.append(json.loads(body[envd_api.FRAME_HEAD.size :])["process"]["args"][-1])
+        if len(commands) > 1:
+            is_killed.set()
+            return web.Response(body=START + END)
+        response = web.StreamResponse()
+        await response.prepare(request)
+        await response.write(START + output(b"x"))
+        has_started.set()
+        await is_killed.wait()
+        return response
+
+    class Noticed(OutputTail):
+        def add(self, data: bytes) -> None:
+            has_output.set()
+
+    has_output = asyncio.Event()
+    async with client(handle) as boxes:
+        running = asyncio.create_task(run(boxes, Noticed()))
+        await has_output.wait()
+        running.cancel()
+        await asyncio.wait((running,))
+        await is_killed.wait()
+    assert running.cancelled()
+    assert commands == ["make", "kill -KILL -- -7"]
+
+
+async def test_a_command_that_ran_too_long_was_interrupted() -> None:
+    late = frame({"error": {"code": "deadline_exceeded", "message": "late"}}, 2)
+    async with client(streaming(START, output(b"x"), late, commands=[])) as boxes:
+        with pytest.raises(Interrupted, match="killed after 5 s"):
+            await run(boxes)
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [(START,), (START, b"\0\0"), (START, b"\0\0\0\0\2{]"), (envd_api.FRAME_HEAD.pack(0, 1 << 30),)],
+    ids=["no end", "half a head", "no JSON", "too large"],
+)
+async def test_a_stream_that_breaks_is_an_error(parts: tuple[bytes, ...]) -> None:
+    async with client(streaming(*parts, commands=[])) as boxes:
+        with pytest.raises(UnavailableError):
+            await run(boxes)
+
+
+@pytest.mark.parametrize(
+    ("status", "headers", "kind"),
+    [
+        (403, {}, ForbiddenError),
+        (404, {}, NotFoundError),
+        (409, {}, ConflictError),
+        (429, {}, QuotaExceededError),
+        (429, {"Retry-After": "7"}, RateLimitedError),
+        (503, {}, UnavailableError),
+        (500, {}, UnavailableError),
+    ],
+    ids=["forbidden", "absent", "conflict", "quota", "rate", "unavailable", "internal"],
+)
+async def test_a_refusal_is_an_error_with_its_message(
+    status: int, headers: dict[str, str], kind: type[PaddockError]
+) -> None:
+    async def handle(request: web.Request) -> web.StreamResponse:
+        return web.json_response({"message": "no"}, status=status, headers=headers)
+
+    async with client(handle) as boxes:
+        with pytest.raises(kind, match="no"):
+            await boxes.connect("i1", seconds=60)
+
+
+async def test_a_server_that_is_gone_is_unavailable() -> None:
+    async with client(streaming()) as boxes:
+        pass
+    async with aiohttp.ClientSession() as session:
+        gone = HttpSandboxes(session, ClientAddresses(boxes.url(BOX, 1), "", ""), {})
+        with pytest.raises(UnavailableError, match="does not answer"):
+            await gone.connect("i1", seconds=60)
+
+
+async def test_a_new_sandbox_pauses_at_its_end_and_carries_its_idempotency_key() -> None:
+    seen: list[tuple[str, dict[str, Any]]] = []
+
+    async def handle(request: web.Request) -> web.StreamResponse:
+        seen.append((request.headers["Idempotency-Key"], await request.json()))
+        return web.json_response({"sandboxID": "i1", "templateID": "base"}, status=201)
+
+    async with client(handle) as boxes:
+        wanted = WantedSandbox(template="base", seconds=60, idempotency_key="k")
+        assert (await boxes.create(wanted)).sandbox_id == "i1"
+    [(key, body)] = seen
+    assert (key, body["autoPause"], body["autoResume"]) == ("k", True, {"enabled": True})
+
+
+async def test_pausing_a_paused_sandbox_is_no_error() -> None:
+    state = "paused"
+
+    async def handle(request: web.Request) -> web.StreamResponse:
+        if request.method == "POST":
+            return web.json_response({"message": "it is not running"}, status=409)
+        now = "2026-01-01T00:00:00Z"
+        body = {"sandboxID": "i1", "templateID": "b", "state": state, "metadata": {}}
+        return web.json_response({**body, "startedAt": now, "endAt": now})
+
+    async with client(handle) as boxes:
+        await boxes.pause("i1")
+        state = "running"
+        with pytest.raises(ConflictError, match="not running"):
+            await boxes.pause("i1")
+
+
+async def test_a_part_of_a_file_has_the_size_of_the_whole() -> None:
+    async def handle(request: web.Request) -> web.StreamResponse:
+        assert request.headers["Range"] == "bytes=2-4"
+        headers = {"Content-Range": "bytes 2-4/9"}
+        return web.Response(body=b"cde", status=206, headers=headers)
+
+    async with client(handle) as boxes:
+        part = await boxes.read_file(BOX, "/a", offset=2, limit=3)
+    assert (part.data, part.size) == (b"cde", 9)

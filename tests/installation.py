@@ -33,6 +33,7 @@ from paddock.settings import load
 from tests import disks
 from tests.fabrics import usable_numbers
 from tests.leaks import note_node
+from tests.machine_state import machine_state
 from tests.ports import free_ports
 from tests.runtime.local.nodes import eventually, traces
 
@@ -250,7 +251,8 @@ class Installation:
         try:
             await eventually(holds, seconds=START_SECONDS)
         except AssertionError as error:
-            raise AssertionError(f"{error}\n{self.log(name)[-3000:]}") from error
+            state = machine_state(self.directory)
+            raise AssertionError(f"{error}\n{self.log(name)[-3000:]}\n{state}") from error
 
     async def stop(self, name: str) -> None:
         """Stop a process with SIGTERM."""
@@ -314,7 +316,10 @@ class Installation:
             await eventually(full, seconds=START_SECONDS)
         except AssertionError as error:
             logs = "\n".join(self.log(name)[-3000:] for name in ("node", "control"))
-            raise AssertionError(f"{error}\n{await self.kube('GET', path)}\n{logs}") from error
+            items = (await self.kube("GET", "/apis/paddock.dev/v1alpha1/sandboxes"))["items"]
+            statuses = [item.get("status") for item in items]
+            pool, state = await self.kube("GET", path), machine_state(self.directory)
+            raise AssertionError(f"{error}\n{pool}\n{statuses}\n{logs}\n{state}") from error
 
     async def create(self, **body: Any) -> Box:
         """Create a sandbox, by default from the template `base`."""

@@ -6,21 +6,18 @@ import signal
 from collections.abc import Awaitable, Mapping
 from pathlib import Path
 
-from code_interpreter.kernels import messages
 from code_interpreter.kernels.connection import Connection
 from code_interpreter.kernels.event_queue import EventQueue
-from code_interpreter.kernels.events import Accepted, Failure, KernelDiedError, KernelError
+from code_interpreter.kernels.events import KernelDiedError, KernelError
 from code_interpreter.kernels.languages import Language
+from code_interpreter.kernels.pending import PendingRun
 from code_interpreter.kernels.process import Exit, KernelProcess, explain, memory_of_sandbox
-from code_interpreter.kernels.wire import Message
 
 log = logging.getLogger(__name__)
 
 _ASK_AGAIN_SECONDS = 0.1
 _LAST_WORDS_SECONDS = 0.05
 """Output of a dead kernel may still be on its way."""
-_LATE_SECONDS = 2.0
-"""A kernel that has replied but does not report the end of a run has lost that message."""
 
 
 class JupyterKernel:
@@ -45,7 +42,7 @@ class JupyterKernel:
         self._process: KernelProcess | None = None
         self._connection: Connection | None = None
         self._readers: list[asyncio.Task[None]] = []
-        self._run: _Run | None = None
+        self._run: PendingRun | None = None
         self._answered = asyncio.Event()
 
     @property
@@ -112,7 +109,12 @@ class JupyterKernel:
         if before:
             await connection.send("execute_request", _request(before, is_silent=True))
         sent = await connection.send("execute_request", _request(code))
-        run = self._run = _Run(sent, queue)
+        run = self._run = PendingRun(sent, queue)
+        if self._language.print_mark:
+            mark = self._language.print_mark.format(mark=run.expect_mark())
+            run.mark_request = await connection.send(
+                "execute_request", _request(mark, is_silent=True)
+            )
         # Only the kernel is stopped; servers that the code has started keep answering.
         queue.on_full = lambda: process.signal(signal.SIGSTOP)
         queue.on_low = lambda: process.signal(signal.SIGCONT)
@@ -157,7 +159,7 @@ class JupyterKernel:
                 continue
             if message.kind == "status" and message.parent:
                 self._answered.set()
-            if self._run is not None and message.parent == self._run.id:
+            if self._run is not None:
                 self._run.take(message)
 
     async def _read_replies(self, connection: Connection) -> None:
@@ -169,60 +171,6 @@ class JupyterKernel:
                 self._run.take_reply(message)
             elif message.content.get("status") == "error":
                 log.warning("a kernel could not set variables: %s", message.content.get("evalue"))
-
-
-class _Run:
-    """One request and the messages that answer it."""
-
-    def __init__(self, request: str, queue: EventQueue) -> None:
-        self.id = request
-        self.ended = asyncio.Event()
-        self._queue = queue
-        self._is_accepted = False
-        self._failure: Failure | None = None
-        self._has_failed = False
-        self._late: asyncio.TimerHandle | None = None
-
-    def take(self, message: Message) -> None:
-        """Handle a published message."""
-        if message.kind == "status":
-            if message.content.get("execution_state") == "idle":
-                self._finish()
-            return
-        event = messages.event_of(message.kind, message.content)
-        if event is None:
-            return
-        # Of several errors and several beginnings the first one counts.
-        if isinstance(event, Failure):
-            if self._has_failed:
-                return
-            self._has_failed = True
-        if isinstance(event, Accepted):
-            if self._is_accepted:
-                return
-            self._is_accepted = True
-        self._queue.put(event)
-
-    def take_reply(self, message: Message) -> None:
-        """Handle the reply. Output that came before it may still be on its way."""
-        status = message.content.get("status")
-        if status == "error":
-            self._failure = messages.failure_of(message.content)
-        elif status in ("abort", "aborted"):
-            self._failure = messages.ABORTED
-        if not self.ended.is_set():
-            loop = asyncio.get_running_loop()
-            self._late = loop.call_later(_LATE_SECONDS, self._finish)
-        elif self._failure and not self._has_failed:
-            self._queue.put(self._failure)
-
-    def _finish(self) -> None:
-        if self._late is not None:
-            self._late.cancel()
-        if self._failure is not None and not self._has_failed:
-            self._has_failed = True
-            self._queue.put(self._failure)
-        self.ended.set()
 
 
 def _request(code: str, *, is_silent: bool = False) -> Mapping[str, object]:

@@ -27,6 +27,8 @@ class Language:
     is_jupyter: bool = True
     is_interrupted_by_message: bool = False
     is_connected_by_tcp: bool = False
+    print_mark: str = ""
+    """Code that prints `{mark}`, for a kernel that reports the end of a run before its output."""
     loses_output: bool = False
     """Whether the kernel drops what it cannot send at once."""
     reseed: str = ""
@@ -97,5 +99,8 @@ def _deno(name: str, alias: str, command: tuple[str, ...]) -> Language:
         aliases=(alias,),
         environment={"NO_COLOR": "1", "DENO_NO_UPDATE_CHECK": "1"},
         is_interrupted_by_message=True,
+        # Its sockets are those of Deno itself, which listens at addresses only.
+        is_connected_by_tcp=True,
+        print_mark='console.log("{mark}")',
         loses_output=True,
     )

@@ -11,6 +11,7 @@ from typing import Any
 from IPython.core.formatters import BaseFormatter
 from traitlets import ObjectName, Unicode
 
+_FIGURE = ("matplotlib.figure", "Figure")
 _MAX_CELLS = 5_000_000
 """Larger tables are shown as text and HTML only."""
 
@@ -30,6 +31,12 @@ class ChartFormatter(BaseFormatter):
     print_method = ObjectName("_repr_e2b_chart_")
     _return_type = dict
 
+    def __call__(self, obj: Any) -> Any:
+        """Return the format of an object. matplotlib removes what is registered for figures."""
+        if any((t.__module__, t.__name__) == _FIGURE for t in type(obj).__mro__):
+            return chart_of(obj) if self.enabled else None
+        return super().__call__(obj)
+
 
 def install(shell: Any) -> None:
     """Add the formats to the shell."""
@@ -38,7 +45,6 @@ def install(shell: Any) -> None:
     data.for_type_by_name("pandas.core.frame", "DataFrame", table)
     # pandas 3 shows the type under its public name.
     data.for_type_by_name("pandas", "DataFrame", table)
-    chart.for_type_by_name("matplotlib.figure", "Figure", chart_of)
     for item in (data, chart):
         formatter.formatters[item.format_type] = item
         if item.format_type not in formatter.active_types:

@@ -9,7 +9,12 @@ from paddock.claims.quota.ledger import Dimension, Quota, QuotaLimit, QuotaScope
 from paddock.claims.requests import NewSandbox
 from paddock.kit.clock import LoopClock
 from paddock.kit.errors import DiskFullError, QuotaExceededError
-from paddock.resources.kinds.checkpoint import Checkpoint, CheckpointPhase, CheckpointSpec
+from paddock.resources.kinds.checkpoint import (
+    Checkpoint,
+    CheckpointPhase,
+    CheckpointSpec,
+    Content,
+)
 from paddock.resources.kinds.sandbox import CONDITION_READY, Phase, Sandbox
 from paddock.resources.kinds.template import PauseStrategy
 from paddock.resources.meta import Key, ObjectMeta, condition
@@ -254,3 +259,38 @@ async def test_a_pool_waits_for_space() -> None:
         runtime.fail_next(Operation.CREATE, DiskFullError("no space"))
     async with paddock(pool_size=2, runtime=runtime, clock=clock) as world:
         await world.stocked(2)
+
+
+async def test_checkpoints_of_the_same_files_count_once_and_need_no_room_for_them() -> None:
+    async def stored(world: World, sandbox: Sandbox, name: str) -> Checkpoint:
+        wanted = Checkpoint(
+            metadata=ObjectMeta(name=name, namespace="default"),
+            spec=CheckpointSpec(
+                sandbox_name=sandbox.metadata.name,
+                sandbox_uid=sandbox.metadata.uid,
+                persistent_contents=(Content.FILESYSTEM,),
+                owner="default",
+            ),
+        )
+        created = await world.store.create(wanted)
+        return await world.provider.waits.checkpoint(created).wait(60, written=created)
+
+    async with paddock() as world:
+        sandbox = await a_sandbox(world)
+        world.runtime.files(sandbox.metadata.uid)["large"] = "x" * 40_000
+        await limit(world, 60_000)
+        await stored(world, sandbox, "one")
+        world.runtime.files(sandbox.metadata.uid)["small"] = "x" * 100
+        second = await stored(world, sandbox, "two")
+        assert (await usage(world))["used"] == 40_100
+        world.runtime.files(sandbox.metadata.uid)["other"] = "x" * 30_000
+        with pytest.raises(QuotaExceededError):
+            await stored(world, sandbox, "three")
+        # A sandbox that starts from one shares its files, too.
+        clone = await world.manager.claims.create(
+            CALLER,
+            NewSandbox(template=second.status.checkpoint_id, timeout_seconds=None),
+        )
+        world.runtime.files(clone.metadata.uid)["new"] = "x" * 50
+        await stored(world, clone, "four")
+        assert (await usage(world))["used"] == 40_150

@@ -301,14 +301,8 @@ class SimulatedRuntime:
             sandbox = self._expect(uid, *wanted, doing="stored")
             if memory:
                 self._require_storable(sandbox)
-            stored = StoredCheckpoint(
-                id=checkpoint_id,
-                source_uid=uid,
-                has_memory=memory,
-                size_bytes=sum(map(len, (sandbox.files or {}).values()))
-                + memory * STORED_MEMORY_BYTES,
-                created_at=self._clock.now(),
-                image=sandbox.blueprint.image,
+            stored = sandbox.stored(
+                checkpoint_id, memory_bytes=memory * STORED_MEMORY_BYTES, now=self._clock.now()
             )
             self._checkpoints[checkpoint_id] = (stored, dict(sandbox.files or {}))
             if not keep_running and sandbox.instance.state in _LIVE:
@@ -364,7 +358,7 @@ class SimulatedRuntime:
         await self._delay_or_fail(Operation.USAGE, uid)
         sandbox = self._get(uid)
         limits = sandbox.blueprint.limits
-        used = sum(map(len, (sandbox.files or {}).values()))
+        used = sandbox.file_bytes
         return Usage(
             at=self._clock.now(),
             cpu_count=(limits.cpu_millis or default.DEFAULT_CPU_MILLIS) / 1000,
@@ -456,6 +450,7 @@ class SimulatedRuntime:
         )
         sandbox = SimulatedSandbox(blueprint, instance)
         sandbox.files = files
+        sandbox.share_with(blueprint.checkpoint_id)
         self._sandboxes[blueprint.uid] = sandbox
         return sandbox
 

@@ -1,11 +1,18 @@
 """The state of the simulated driver: sandboxes, latencies of operations, scripted failures."""
 
 from collections.abc import Mapping
+from datetime import datetime
 from enum import StrEnum
 
 from msgspec import Struct
 
-from paddock.runtime.port import AgentConfig, Blueprint, EgressPolicy, Instance
+from paddock.runtime.port import (
+    AgentConfig,
+    Blueprint,
+    EgressPolicy,
+    Instance,
+    StoredCheckpoint,
+)
 
 
 class Operation(StrEnum):
@@ -63,7 +70,7 @@ class ScriptedFailure(Struct, frozen=True, kw_only=True):
 class SimulatedSandbox:
     """One simulated sandbox."""
 
-    __slots__ = ("agent", "blueprint", "egress", "files", "instance", "is_started")
+    __slots__ = ("agent", "base", "blueprint", "egress", "files", "instance", "is_started")
 
     def __init__(self, blueprint: Blueprint, instance: Instance) -> None:
         self.blueprint = blueprint
@@ -72,3 +79,29 @@ class SimulatedSandbox:
         self.egress: EgressPolicy = blueprint.egress
         self.files: dict[str, str] | None = None
         self.is_started = False
+        self.base = ("", 0)
+        """The checkpoint that it shares files with, and how many bytes."""
+
+    @property
+    def file_bytes(self) -> int:
+        """The size of all files."""
+        return sum(map(len, (self.files or {}).values()))
+
+    def share_with(self, checkpoint_id: str | None) -> None:
+        """Record a checkpoint that has the same files."""
+        self.base = (checkpoint_id, self.file_bytes) if checkpoint_id else ("", 0)
+
+    def stored(self, checkpoint_id: str, *, memory_bytes: int, now: datetime) -> StoredCheckpoint:
+        """Return a new checkpoint of the sandbox."""
+        base, shared = self.base
+        self.share_with(checkpoint_id)
+        return StoredCheckpoint(
+            id=checkpoint_id,
+            source_uid=self.blueprint.uid,
+            has_memory=memory_bytes > 0,
+            size_bytes=self.file_bytes + memory_bytes,
+            created_at=now,
+            image=self.blueprint.image,
+            base_id=base,
+            shared_bytes=min(shared, self.file_bytes),
+        )

@@ -122,22 +122,31 @@ class StoredLedger:
             if limit is not None and self.used(holder) + size > limit.limit:
                 raise _exceeded(holder, limit, used=self.used(holder), needed=size)
 
-    def reserve(self, key: HoldingKey, who: tuple[str, ...], size: int) -> None:
-        """Reserve an estimate before the work; after `QuotaExceededError` nothing is reserved."""
+    def reserve(
+        self,
+        key: HoldingKey,
+        who: tuple[str, ...],
+        size: int,
+        base: HoldingKey | None = None,
+        shared: int = 0,
+    ) -> None:
+        """Reserve an estimate before the work; after `QuotaExceededError` nothing is reserved.
+
+        So many bytes of it are `shared` with the object `base`.
+        """
         self.release(key)
+        if not who:
+            return
+        wanted = Holding(who, size, base, min(shared, size))
+        net = max(self._net(wanted, holder) for holder in who)
         # Even an estimate of nothing needs room: a full quota refuses all work.
-        self.check(who, max(size, 1))
-        if who:
-            self._reserved[key] = Holding(who, size)
-            self._add(self._reserved[key], +1)
+        self.check(who, max(net, 1))
+        self._hold(key, who, net)
 
     def settle(
         self, key: HoldingKey, size: int, base: HoldingKey | None = None, shared: int = 0
     ) -> None:
-        """Reserve the real size instead of the estimate; `QuotaExceededError` reserves nothing.
-
-        So many bytes of it are `shared` with the object `base`.
-        """
+        """Reserve the real size instead of the estimate; `QuotaExceededError` reserves nothing."""
         reserved = self._reserved.get(key)
         if reserved is None:
             return
@@ -145,8 +154,11 @@ class StoredLedger:
         stored = Holding(reserved.holders, size, base, min(shared, size))
         net = max(self._net(stored, holder) for holder in reserved.holders)
         self.check(reserved.holders, net)
-        # Fixed until it is released, whatever happens to its base.
-        self._reserved[key] = Holding(reserved.holders, net)
+        self._hold(key, reserved.holders, net)
+
+    def _hold(self, key: HoldingKey, who: tuple[str, ...], size: int) -> None:
+        """Count a reservation: as much until it is released, whatever happens to its base."""
+        self._reserved[key] = Holding(who, size)
         self._add(self._reserved[key], +1)
 
     def release(self, key: HoldingKey) -> None:

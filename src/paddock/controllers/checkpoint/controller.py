@@ -4,7 +4,7 @@ from msgspec import structs
 
 from paddock.cache import indexes
 from paddock.cache.writes import Writer
-from paddock.claims.quota.stored import StoredLedger, checkpoint_holders
+from paddock.claims.quota.stored import HoldingKey, StoredLedger, checkpoint_holders
 from paddock.controllers.checkpoint import plan as steps
 from paddock.controllers.retry_budget import RetryBudget
 from paddock.controllers.sandbox.templates import TemplateSource
@@ -56,6 +56,11 @@ def template_using(templates: Informer[SandboxTemplate], checkpoint: Checkpoint)
     users = templates.view(indexes.RESTORE_FROM, public_id)
     found = (one.metadata.name for one in users if one.metadata.namespace == home)
     return next(found, "")
+
+
+def _completed(checkpoint: Checkpoint) -> float:
+    end = checkpoint.status.completion_time
+    return end.timestamp() if end is not None else 0.0
 
 
 class CheckpointController:
@@ -128,7 +133,7 @@ class CheckpointController:
         who = checkpoint_holders(checkpoint)
         size = await self._estimate(checkpoint, sandbox) if self._stored.is_limited(who) else 0
         try:
-            self._stored.reserve(holding, who, size)
+            self._stored.reserve(holding, who, size, *self._base(sandbox))
             stored = await self._runtime.snapshot(
                 sandbox.metadata.uid,
                 checkpoint.metadata.uid,
@@ -150,6 +155,32 @@ class CheckpointController:
             return usage.disk_used_bytes
         memory = sandbox.status.stored_bytes or usage.memory_used_bytes
         return usage.disk_used_bytes + memory
+
+    def _base(self, sandbox: Sandbox) -> tuple[HoldingKey | None, int]:
+        """Return the checkpoint that a new one may share files with, and at most how many bytes.
+
+        That which was taken of the sandbox before, or that which it started from. The size of one
+        with memory does not say how large its files are.
+        """
+        own = [
+            item
+            for item in self._checkpoints.view(indexes.SANDBOX_NAME, sandbox.key)
+            if item.spec.sandbox_uid == sandbox.metadata.uid
+        ]
+        source = sandbox.spec.restore_from or ""
+        started = [
+            item
+            for item in self._checkpoints.view(indexes.CHECKPOINT_ID, source)
+            if indexes.has_checkpoint_id(item, source)
+        ]
+        known = [
+            item
+            for item in (*started, *sorted(own, key=_completed))
+            if item.status.phase is CheckpointPhase.SUCCEEDED and not item.status.has_memory
+        ]
+        if not known:
+            return None, 0
+        return (Checkpoint.KIND, known[-1].metadata.uid), known[-1].status.size_bytes
 
     async def _take_within_quota(self, checkpoint: Checkpoint, sandbox: Sandbox) -> Result:
         spec = checkpoint.spec

@@ -6,7 +6,8 @@ An error is `error:` and one line, then a blank line and `hint:` if an action he
 import sys
 from collections.abc import Iterable, Sequence
 from datetime import datetime, timedelta
-from typing import Any
+from types import TracebackType
+from typing import Any, Self
 
 import msgspec
 from rich.console import Console
@@ -14,6 +15,24 @@ from rich.markup import escape
 
 screen = Console(highlight=False)
 notes = Console(stderr=True, highlight=False)
+
+
+class Display:
+    """Shows something from `with` to its end."""
+
+    def stop(self) -> None:
+        """Show nothing from now on; idempotent."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.stop()
 
 
 class Output:

@@ -12,6 +12,7 @@ from rich import progress as rich
 from rich.console import Console
 
 from paddock.app.up.pool_progress import PoolProgress
+from paddock.cli.output import Display
 
 WARMING = "warming sandboxes"
 
@@ -41,7 +42,7 @@ class Progress(Protocol):
     ) -> None: ...
 
 
-class NullProgress:
+class NullProgress(Display):
     """Shows nothing."""
 
     def step(self, text: str) -> None:
@@ -49,20 +50,6 @@ class NullProgress:
 
     def pool(self, progress: PoolProgress) -> None:
         """Ignore the progress of the pool."""
-
-    def stop(self) -> None:
-        """Do nothing."""
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.stop()
 
 
 class LineProgress(NullProgress):

@@ -2,35 +2,23 @@
 
 import time
 from collections.abc import Callable
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 from rich.markup import escape
 from rich.status import Status
 
-from paddock.cli.output import notes
+from paddock.cli.output import Display, notes
 from paddock.cli.template.log_lines import Heading, parse
 
 _MAX_SHOWN = 100
 _KEPT_LINES = 40
 
 
-class PlainProgress:
+class PlainProgress(Display):
     """Prints every line of the log."""
 
     def __init__(self) -> None:
         self._title = ""
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        """End the display."""
 
     def begin(self, title: str) -> None:
         """Show what is built next."""
@@ -64,15 +52,6 @@ class TerminalProgress(PlainProgress):
         self._began = 0.0
         self._output: list[str] = []
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        """Remove the line of the step."""
-        self._stop()
-
     def begin(self, title: str) -> None:
         """Show what is built next."""
         super().begin(title)
@@ -97,7 +76,7 @@ class TerminalProgress(PlainProgress):
     def end(self, *, is_ready: bool) -> None:
         """Show the result; print what a failed step printed."""
         self._finish_step(is_failed=not is_ready)
-        self._stop()
+        self.stop()
         if not is_ready:
             for line in self._output:
                 self._print(f"   {line}")
@@ -120,7 +99,8 @@ class TerminalProgress(PlainProgress):
         last = _short(self._output[-1]) if self._output else ""
         self._status.update(f"{escape(text)} [dim]{escape(last)}[/]")
 
-    def _stop(self) -> None:
+    def stop(self) -> None:
+        """Remove the line of the step."""
         if self._status is not None:
             self._status.stop()
         self._status = None

@@ -21,6 +21,7 @@ class Cgroup:
         self.seconds = 1.0
         self.inspections = 0
         self.charged = 0
+        self.pids = [7, 8]
         self.kills: list[str] = []
 
     def cpu_seconds(self, name: str) -> float:
@@ -28,7 +29,7 @@ class Cgroup:
 
     def processes(self, name: str) -> list[int]:
         self.inspections += 1
-        return [7, 8]
+        return self.pids
 
     def socket_bytes(self, name: str) -> int:
         return self.charged
@@ -97,14 +98,81 @@ async def test_a_sandbox_that_was_replaced_meanwhile_is_not_killed(tmp_path: Pat
     cgroup, sandbox = Cgroup(), a_sandbox()
     write_process(tmp_path, signals=uncharged.MAX_PENDING_SIGNALS + 1)
 
-    async def replaced_meanwhile(call: Any, *arguments: Any) -> Any:
+    async def replaced_before(call: Any, *arguments: Any) -> Any:
         if arguments:  # the inspection, not the list of locks
             sandbox.record = SimpleNamespace(init=SimpleNamespace(pid=99))
         return call(*arguments)
 
-    await a_watch(cgroup, tmp_path, replaced_meanwhile).check_all([sandbox])
+    await a_watch(cgroup, tmp_path, replaced_before).check_all([sandbox])
 
+    assert cgroup.inspections == 0
     assert cgroup.kills == []
+
+
+async def test_a_sandbox_that_is_replaced_while_it_is_inspected_is_not_killed(tmp_path: Path):
+    cgroup, sandbox = Cgroup(), a_sandbox()
+    write_process(tmp_path, signals=uncharged.MAX_PENDING_SIGNALS + 1)
+
+    async def replaced_after(call: Any, *arguments: Any) -> Any:
+        result = call(*arguments)
+        if arguments:
+            sandbox.record = SimpleNamespace(init=SimpleNamespace(pid=99))
+        return result
+
+    await a_watch(cgroup, tmp_path, replaced_after).check_all([sandbox])
+
+    assert cgroup.inspections == 1
+    assert cgroup.kills == []
+
+
+async def test_each_of_many_sandboxes_beyond_their_bound_is_killed_before_the_next_is_inspected(
+    tmp_path: Path,
+):
+    happened: list[tuple[str, str]] = []
+
+    class Recorded(Cgroup):
+        def processes(self, name: str) -> list[int]:
+            happened.append(("inspected", name))
+            # Every tenth has the process that has too many signals.
+            return [7, 8] if int(name) % 10 == 0 else [8, 9]
+
+        def kill(self, name: str) -> None:
+            happened.append(("killed", name))
+
+    write_process(tmp_path, signals=uncharged.MAX_PENDING_SIGNALS + 1)
+    sandboxes = [a_sandbox() for _ in range(40)]
+    for number, sandbox in enumerate(sandboxes):
+        sandbox.uid = sandbox.cgroup = str(number)
+
+    await a_watch(Recorded(), tmp_path).check_all(sandboxes)
+
+    expected: list[tuple[str, str]] = []
+    for number in range(40):
+        expected.append(("inspected", str(number)))
+        if number % 10 == 0:
+            expected.append(("killed", str(number)))
+    assert happened == expected
+
+
+@pytest.mark.parametrize(("pids", "counts_sockets"), [([7], False), ([7, 8], True), ([8], True)])
+def test_sockets_are_read_only_if_a_process_besides_init_can_have_them(
+    tmp_path: Path, monkeypatch, pids: list[int], counts_sockets: bool
+):
+    monkeypatch.setattr("paddock.runtime.local.sandbox.kernel_memory._descriptors", lambda _: 10)
+    cgroup = Cgroup()
+    cgroup.pids = pids
+    write_process(tmp_path, signals=3)
+    net = tmp_path / "7" / "net"
+    net.mkdir()
+    (net / "netlink").write_text("head\n1 0 0 0 4096 0 0 2 0 9\n")
+    (net / "sockstat").write_text("TCP: inuse 5000 orphan 9 tw 7 alloc 9 mem 1\n")
+    watch = a_watch(cgroup, tmp_path)
+
+    used = watch.inspect("s1", 7, watch.locks())
+
+    assert used.netlink == (4096 if counts_sockets else 0)
+    # Connections outlive their process: they count in any case.
+    assert used.tcp >= 4000 * uncharged.CONNECTION_BYTES
 
 
 @pytest.mark.parametrize(("number", "expected"), [(17, 0), (18, 17 * 2)])

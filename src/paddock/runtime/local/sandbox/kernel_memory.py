@@ -3,7 +3,8 @@
 `inspect` reads from /proc what the processes of one sandbox hold; `kernel/uncharged.py` judges it.
 A sandbox that has used no CPU time since it was last inspected holds what it held then, so an idle
 one costs the read of a counter. All are inspected every two seconds, and at once when the kernel
-memory of the machine grows (`kernel/kernel_growth.py`), those first that have run most.
+memory of the machine grows (`kernel/kernel_growth.py`), those first that have run most. If only
+init is left in a sandbox, no process can hold anything, and less is read.
 """
 
 import asyncio
@@ -21,11 +22,13 @@ from paddock.runtime.local.kernel import syscalls, uncharged
 from paddock.runtime.local.kernel.cgroups import Cgroups
 from paddock.runtime.local.kernel.kernel_growth import KernelGrowth
 from paddock.runtime.local.kernel.uncharged import LockTable, ProcessFacts, UnchargedMemory
+from paddock.runtime.local.node.records import RecordedProcess
 from paddock.runtime.local.sandbox.sandbox import NodeSandbox
 
 log = logging.getLogger(__name__)
 
 RunInThread = Callable[..., Awaitable[Any]]
+Init = RecordedProcess | None
 _LEAST_CPU_SECONDS = 0.001
 _FEW_CONNECTIONS = 4096
 """Up to this number, the table of TCP connections is not read: it takes long."""
@@ -42,6 +45,8 @@ _MOST_REST_SECONDS = 0.5
 """… but no longer: an attack takes hundreds of MiB per second."""
 _ERROR_SHARE = 8
 """The number of connections may be wrong by this part of the allowance."""
+_BATCH = 16
+"""Sandboxes that are inspected by one call of a thread: each call costs 0.1 ms."""
 _MAX_TABLES = 16
 """Threads with more tables of descriptors than this are not compared with each other."""
 
@@ -86,15 +91,13 @@ class KernelMemoryWatch:
         if not due:
             return
         locks = await self._run_in_thread(self.locks)
-        for sandbox in due:
-            init = sandbox.record.init
-            if init is None:
-                continue
-            limit = sandbox.limits.memory_bytes or _machine_memory()
-            used = await self._run_in_thread(
-                self.inspect, sandbox.cgroup, init.pid, locks, limit, thorough
+        rest: list[tuple[NodeSandbox, Init]] = [(one, one.record.init) for one in due]
+        while rest:
+            found: tuple[int, str | None] = await self._run_in_thread(
+                self._inspect_some, rest[:_BATCH], locks, thorough
             )
-            reason = uncharged.excess(used, limit)
+            done, reason = found
+            sandbox, init = rest[done - 1]
             # Its cgroup may belong to another sandbox by now.
             if reason is not None and sandbox.record.init == init:
                 log.warning(
@@ -103,6 +106,20 @@ class KernelMemoryWatch:
                 )
                 sandbox.kill_reason = reason
                 self._cgroups.kill(sandbox.cgroup)
+            rest = rest[done:]
+
+    def _inspect_some(
+        self, sandboxes: Sequence[tuple[NodeSandbox, Init]], locks: LockTable, thorough: bool
+    ) -> tuple[int, str | None]:
+        """Inspect until one must end; return how many were inspected, and why the last must end."""
+        for number, (sandbox, init) in enumerate(sandboxes, start=1):
+            if init is None or sandbox.record.init != init:
+                continue
+            limit = sandbox.limits.memory_bytes or _machine_memory()
+            used = self.inspect(sandbox.cgroup, init.pid, locks, limit, thorough)
+            if (reason := uncharged.excess(used, limit)) is not None:
+                return number, reason
+        return len(sandboxes), None
 
     async def _due(self, sandboxes: Sequence[NodeSandbox]) -> list[NodeSandbox]:
         """Return the sandboxes that have run since they were last inspected, busy ones first."""
@@ -115,7 +132,8 @@ class KernelMemoryWatch:
                 due.append((used - (last or 0), sandbox))
                 last = used
             self._inspected_at[sandbox.uid] = last
-            await asyncio.sleep(0)  # do not block the loop: there may be hundreds
+            if len(self._inspected_at) % _BATCH == 0:
+                await asyncio.sleep(0)  # do not block the loop: there may be hundreds
         due.sort(key=lambda one: one[0], reverse=True)
         return [sandbox for _, sandbox in due]
 
@@ -135,8 +153,12 @@ class KernelMemoryWatch:
 
         What is more than the allowance for this limit may be less exact.
         """
-        processes = self._processes(cgroup, thorough)
+        pids = self._cgroups.processes(cgroup)
+        processes = self._processes(pids, thorough)
         tables = self._proc / str(init) / "net"
+        allowed = uncharged.allowance(memory_limit)
+        if pids == [init]:
+            return self._without_programs(processes, tables, allowed)
         devices: frozenset[str] = frozenset()
         if locks.has_file_locks:
             devices = uncharged.devices(_read(self._proc / str(init) / "mountinfo"))
@@ -147,11 +169,22 @@ class KernelMemoryWatch:
             processes,
             netlink=uncharged.netlink_bytes(_read(tables / "netlink")),
             udp=sum(map(uncharged.udp_bytes, udp)) + max(errors, 0),
-            tcp=self._unaccepted(tables, processes, uncharged.allowance(memory_limit)),
+            tcp=self._unaccepted(tables, processes, allowed),
             multicast=uncharged.multicast_bytes(_read(tables / "igmp"), _read(tables / "igmp6")),
             locks=locks.count((process.pid for process in processes), devices),
             compiled_filters=self._compiled_filters(processes),
         )
+
+    def _without_programs(
+        self, processes: Sequence[ProcessFacts], tables: Path, allowed: int
+    ) -> UnchargedMemory:
+        """Measure a sandbox in which only init is left.
+
+        Sockets and locks end with the last process that has them. Init has none of programs, but
+        streams, and connections of TCP outlive their process.
+        """
+        tcp = self._unaccepted(tables, processes, allowed)
+        return uncharged.estimate(processes, netlink=0, udp=0, tcp=tcp, locks=0)
 
     def _unaccepted(self, tables: Path, processes: Sequence[ProcessFacts], allowed: int) -> int:
         sockets = uncharged.tcp_sockets(*(_read(tables / one) for one in ("sockstat", "sockstat6")))
@@ -171,9 +204,9 @@ class KernelMemoryWatch:
             return None
         return uncharged.compiled_filter_bytes(_read(self._proc / "vmallocinfo"))
 
-    def _processes(self, cgroup: str, thorough: bool) -> list[ProcessFacts]:
+    def _processes(self, pids: Sequence[int], thorough: bool) -> list[ProcessFacts]:
         processes: list[ProcessFacts] = []
-        for pid in self._cgroups.processes(cgroup):
+        for pid in pids:
             directory = self._proc / str(pid)
             with contextlib.suppress(FileNotFoundError, ProcessLookupError):
                 status = _text(directory / "status")

@@ -165,20 +165,25 @@ class SandboxBuilder:
         if isinstance(network, BaseException):
             raise network
         hostname = host_name(sandbox.record.blueprint)
-        if self._context.is_rootless and sandbox.record.blueprint.image != "host":
-            create_writable_dirs(disk.upper)
         write_identity(
             disk.upper, hostname=hostname, ip=network.ip, resolv_conf=network.resolv_conf
         )
-        if sandbox.record.phase is RecordPhase.CREATING:
-            sandbox.generation = write_new_identity(disk.upper, sandbox.record.layers)
         return disk, network
 
     async def _create_disk(self, sandbox: NodeSandbox) -> SandboxDisk:
-        limit = sandbox.limits.disk_bytes or 0
-        return await self._context.run_in_thread(
-            self._context.storage.create, sandbox.resource_name, limit_bytes=limit
-        )
+        disk, generation = await self._context.run_in_thread(self._make_disk, sandbox)
+        sandbox.generation = generation or sandbox.generation
+        return disk
+
+    def _make_disk(self, sandbox: NodeSandbox) -> tuple[SandboxDisk, str | None]:
+        """Create or find a disk; write the identity of a new sandbox, and return its generation."""
+        record, limit = sandbox.record, sandbox.limits.disk_bytes or 0
+        disk = self._context.storage.create(sandbox.resource_name, limit_bytes=limit)
+        if self._context.is_rootless and record.blueprint.image != "host":
+            create_writable_dirs(disk.upper)
+        if record.phase is not RecordPhase.CREATING:
+            return disk, None
+        return disk, write_new_identity(disk.upper, record.layers)
 
     async def assemble(
         self,

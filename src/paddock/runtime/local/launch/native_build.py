@@ -21,7 +21,15 @@ INIT_PATH = "/.paddock/init"
 """The path is also in `launcher.c`."""
 PREFIX = "init-"
 _EMPTY, _VMSTAT = ".paddock/empty", ".paddock/vmstat"
-"""The files that cover hidden files of /proc and /sys; the paths are also in `launcher.c`."""
+"""The files that cover hidden files of /proc; the paths are also in `launcher.c`."""
+_SYS = ".paddock/sys"
+"""The directory that replaces /sys; the path is also in `launcher.c`."""
+_SYS_DIRECTORIES = (
+    *("block", "bus", "class/net", "dev/block", "dev/char", "devices/system/cpu"),
+    *("devices/system/node", "devices/virtual/net", "firmware", "fs/cgroup", "kernel/mm"),
+    *("module", "power"),
+)
+"""Mount points of what is shown (`protocol.py`), and directories that programs expect, empty."""
 
 LAUNCHER_PREFIX = "launcher-"
 VIEWS_PREFIX = "views-"
@@ -104,13 +112,26 @@ def create_mount_points(root: Path) -> None:
 
 
 def _create_covers(root: Path) -> None:
-    """Create the files that are mounted over files about the machine, unless they exist."""
+    """Create what is mounted over files about the machine and over /sys, unless it exists."""
+    _create_sys(root / _SYS)
     counters = Path("/proc/vmstat").read_text().splitlines()
     zeros = "".join(f"{line.split()[0]} 0\n" for line in counters)
     for name, content in ((_EMPTY, ""), (_VMSTAT, zeros)):
         if not (root / name).exists():
             (root / name).write_text(content)
             (root / name).chmod(0o444)
+
+
+def _create_sys(top: Path) -> None:
+    """Create the directory that replaces /sys, unless it is complete."""
+    if top.exists():
+        return
+    building = top.with_name(f"{top.name}.{os.getpid()}")
+    for name in _SYS_DIRECTORIES:
+        (building / name).mkdir(parents=True, exist_ok=True)
+    for directory in (building, *building.rglob("*")):
+        directory.chmod(0o755)
+    building.rename(top)
 
 
 def mark_opaque(directory: Path) -> None:

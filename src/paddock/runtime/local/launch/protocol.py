@@ -4,8 +4,6 @@ The launcher is a small C program because the cost of clone and exec grows with 
 process. `launcher.py` starts it and sends the messages.
 """
 
-import glob
-
 from msgspec import Struct
 
 from paddock.wire.seqpacket import pack
@@ -20,21 +18,17 @@ HIDDEN_FILES = (
     *("proc/softirqs", "proc/swaps", "proc/zoneinfo", "proc/sys/fs/aio-nr"),
     *("proc/sys/fs/dentry-state", "proc/sys/fs/file-nr", "proc/sys/fs/inode-nr"),
     *("proc/sys/fs/inode-state", "proc/sys/kernel/core_pattern", "proc/sys/kernel/pty/nr"),
-    "sys/kernel/vmcoreinfo",
 )
-HIDDEN_TREES = (
-    *("proc/bus", "proc/fs", "proc/irq", "proc/pressure", "sys/block", "sys/bus/pci"),
-    *("sys/devices/system/memory", "sys/devices/system/node", "sys/devices/virtual/bdi"),
-    *("sys/devices/virtual/block", "sys/devices/virtual/dmi", "sys/devices/virtual/powercap"),
-    *("sys/devices/virtual/thermal", "sys/firmware", "sys/fs/btrfs", "sys/fs/ext4"),
-    *("sys/fs/f2fs", "sys/fs/xfs", "sys/hypervisor", "sys/kernel/boot_params"),
-    *("sys/kernel/irq", "sys/kernel/slab", "sys/module"),
-    *(path.lstrip("/") for path in sorted(glob.glob("/sys/devices/pci*"))),
-)
+HIDDEN_TREES = ("proc/bus", "proc/fs", "proc/irq", "proc/pressure")
 """World-readable paths that reveal facts of the machine or the activity of other sandboxes: kernel
 command line and configuration, disks, devices, paths of images and swap files, counters of memory,
 interrupts and open files. Programs find an empty file or directory there. /proc/vmstat, which
 `vmstat` cannot do without, has zeros instead (`launcher.c`)."""
+SHOWN_TREES = (
+    *("sys/class/net", "sys/devices/system/cpu", "sys/devices/virtual/net", "sys/kernel/mm"),
+)
+"""What a sandbox sees of /sys. The rest reveals disks, devices and activity of the machine; it is
+absent, but for the empty directories that init's layer has (`native_build.py`)."""
 READY = b"ready"
 """The message of a skeleton that waits for a launch; any other message is an error."""
 
@@ -101,9 +95,8 @@ class Launch(Struct, frozen=True, kw_only=True):
     def encode(self) -> bytes:
         """Return the message as a skeleton reads it."""
         mode = "locked" if self.locked else "sudo"
-        lists = (self.binds, HIDDEN_FILES, HIDDEN_TREES, self.host_trees)
-        counted = (part for one in lists for part in (str(len(one)), *one))
-        return pack("L", self.hostname, mode, self.overlay or "", *counted)
+        head = pack("L", self.hostname, mode, self.overlay or "")
+        return head + _counted(self.binds) + _FIXED_LISTS + _counted(self.host_trees)
 
 
 class Start(Struct, frozen=True, kw_only=True):
@@ -136,3 +129,10 @@ def decode_reply(data: bytes) -> LauncherReply:
 
 def _mode(is_fixed: bool) -> str:
     return "host-ro" if is_fixed else "host-rw"
+
+
+def _counted(items: tuple[str, ...]) -> bytes:
+    return pack(str(len(items)), *items)
+
+
+_FIXED_LISTS = b"".join(map(_counted, (SHOWN_TREES, HIDDEN_FILES, HIDDEN_TREES)))

@@ -24,9 +24,9 @@
  *
  * A skeleton has namespaces, cgroups and detached file systems, sends `ready`, and waits for
  *
- *     L hostname mode overlay (count item…)×4    with the root's mount and one mount per bind; the items are
- *                                            mount points of binds, files and directories to hide, trees of
- *                                            the host
+ *     L hostname mode overlay (count item…)×5    with the root's mount and one mount per bind; the items are
+ *                                            mount points of binds, directories of /sys to show, files and
+ *                                            directories to hide, trees of the host
  *
  * Then it mounts everything, pivots into the root and becomes init, which closes the socket when it serves. An
  * error before that is sent on the socket as text. The skeleton exits when the other end is closed. No foreign
@@ -312,6 +312,23 @@ static int protect_proc_of_init(void) {
     return result;
 }
 
+/* Replace /sys by a directory of init's layer, and mount there what is shown; not every kernel has all of it. That takes
+ * fewer mounts than to hide the rest, and what other kernels have is hidden, too. The whole file system stays below,
+ * where nobody inside reaches it: CRIU needs it to mount parts of it. */
+static int restrict_sys(const struct list *shown) {
+    int parts[MAX_FDS], count, result = 0;
+    if (shown->count > MAX_FDS) { errno = EINVAL; return failed("%d directories of /sys", shown->count); }
+    for (count = 0; count < shown->count && !result; count++)
+        if ((parts[count] = open_tree_of(shown->item[count])) < 0 && errno != ENOENT) result = failed("%s", shown->item[count]);
+    if (!result && mount(".paddock/sys", "sys", NULL, MS_BIND, NULL)) result = failed("replacing /sys");
+    for (int i = 0; i < count; i++) {
+        if (parts[i] < 0) continue;
+        if (!result && move_to(parts[i], shown->item[i])) result = failed("attaching %s", shown->item[i]);
+        close(parts[i]);
+    }
+    return result;
+}
+
 /* Mount `cover` over paths; not every kernel has all of them. */
 static int hide(const struct list *paths, const char *cover) {
     struct stat facts;
@@ -327,9 +344,10 @@ static int assemble(const struct mounts *m) {
     char path[4096];
     const char *hostname = fields[1], *overlay = fields[3];
     const unsigned long quiet = MS_NOSUID | MS_NODEV | MS_NOEXEC, nosuid = strcmp(fields[2], "locked") ? 0 : MS_NOSUID;
-    struct list binds, files, directories, trees;
+    struct list binds, shown, files, directories, trees;
     int result, at = 4, *bind_fds = fds + !is_rootless;
-    if (read_list(&at, &binds) || read_list(&at, &files) || read_list(&at, &directories) || read_list(&at, &trees)) return -EINVAL;
+    if (read_list(&at, &binds) || read_list(&at, &shown) || read_list(&at, &files) || read_list(&at, &directories) ||
+        read_list(&at, &trees)) return -EINVAL;
     if (nfds != binds.count + !is_rootless) { errno = EINVAL; return failed("%d descriptors received", nfds); }
     if (sethostname(hostname, strlen(hostname))) return failed("sethostname");
     if (is_rootless) {
@@ -360,13 +378,12 @@ static int assemble(const struct mounts *m) {
     } else if (errno != ENOENT) return failed("refusing copies of sent data");
     if (mount("proc/sys", "proc/sys", NULL, MS_BIND, NULL) ||
         mount("", "proc/sys", NULL, MS_BIND | MS_REMOUNT | MS_RDONLY | quiet, NULL)) return failed("making /proc/sys read-only");
+    if ((result = protect_init()) || (result = restrict_sys(&shown))) return result;
     for (int i = 0; i < binds.count; i++) {
         if ((result = mount_point(binds.item[i], path, sizeof path))) return result;
         if (move_to(bind_fds[i], path)) return failed("attaching %s", binds.item[i]);
     }
-    if ((result = protect_init())) return result;
-    /* sys/fs/cgroup is always empty, because no cgroup file system is mounted there. Both covers are of file systems
-     * that a checkpoint has anyway. */
+    /* All covers are of init's layer, which a checkpoint has anyway. */
     const struct list zeroed = { 1, (char *[]){ "proc/vmstat" } };
     if ((result = hide(&files, ".paddock/empty")) || (result = hide(&zeroed, ".paddock/vmstat")) ||
         (result = hide(&directories, "sys/fs/cgroup"))) return result;

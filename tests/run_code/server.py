@@ -30,6 +30,11 @@ class Run:
         self.request.transport.abort()
 
 
+async def end(run: Run) -> None:
+    """Do nothing."""
+    await run.send(type="end_of_execution")
+
+
 class InterpreterServer:
     """Runs the same behaviour for each request, and records what was requested."""
 

@@ -38,8 +38,8 @@ def after_prelude(behaviour: Behaviour) -> Behaviour:
 class FakeApi:
     """The routes of the API that `paddock run` uses, and what it requested."""
 
-    def __init__(self, behaviour: Behaviour, directory: Path) -> None:
-        self.interpreter = InterpreterServer(after_prelude(behaviour))
+    def __init__(self, interpreter: InterpreterServer, directory: Path) -> None:
+        self.interpreter = interpreter
         self.directory = directory
         self.created: list[dict] = []
         self.killed: list[str] = []
@@ -86,9 +86,9 @@ class FakeApi:
 
 
 @asynccontextmanager
-async def fake_api(behaviour: Behaviour, directory: Path) -> AsyncIterator[FakeApi]:
-    """Serve the API; every sandbox has a code interpreter with this behaviour."""
-    api = FakeApi(behaviour, directory)
+async def fake_api(interpreter: InterpreterServer, directory: Path) -> AsyncIterator[FakeApi]:
+    """Serve the API; every sandbox has this code interpreter."""
+    api = FakeApi(interpreter, directory)
 
     def add_routes(app: web.Application) -> None:
         app.router.add_post("/v2/sandboxes", api.create)
@@ -107,6 +107,7 @@ async def serve(tmp_path: Path) -> AsyncIterator[Serve]:
     async with AsyncExitStack() as stack:
 
         async def start(behaviour: Behaviour) -> FakeApi:
-            return await stack.enter_async_context(fake_api(behaviour, tmp_path))
+            interpreter = InterpreterServer(after_prelude(behaviour))
+            return await stack.enter_async_context(fake_api(interpreter, tmp_path))
 
         yield start

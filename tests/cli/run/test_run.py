@@ -9,14 +9,10 @@ from pathlib import Path
 import pytest
 
 from tests.cli.run.conftest import Serve
-from tests.run_code.server import Run
+from tests.run_code.server import Run, end
 
 PNG = b"\x89PNG\r\n\x1a\n"
 PICTURE = base64.b64encode(PNG).decode()
-
-
-async def end(run: Run) -> None:
-    await run.send(type="end_of_execution")
 
 
 async def greet(run: Run) -> None:

@@ -17,6 +17,8 @@ from paddock.run_code.events import (
     StdoutText,
 )
 
+_EXITS = ("SystemExit", "ExitStatus")
+"""The names of errors that set the exit code: of Python, and of the bash of our own interpreter."""
 MAX_COLLECTED_CHARACTERS = 32 << 20
 """How much of each output JSON has; the rest is counted."""
 
@@ -83,7 +85,7 @@ class TextReport(RunReport):
 
     def fail(self, error: CodeError) -> None:
         """Print the traceback, or the message of `sys.exit`."""
-        if error.name != "SystemExit":
+        if error.name not in _EXITS:
             self.print(_line(error.traceback or f"{error.name}: {error.value}"), sys.stderr)
         elif _status(error.value) is None:
             self.print(_line(error.value), sys.stderr)
@@ -137,8 +139,8 @@ class JsonReport(RunReport):
 
 
 def exit_code_of(error: CodeError) -> int:
-    """Return the exit code of code that ended by an exception, as Python has it."""
-    if error.name != "SystemExit":
+    """Return the exit code of code that ended by an exception or with an exit status."""
+    if error.name not in _EXITS:
         return 1
     status = _status(error.value)
     return 1 if status is None else status & 0xFF

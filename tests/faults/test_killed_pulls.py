@@ -15,13 +15,13 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from paddock.runtime.local.driver import LocalRuntime
 from paddock.runtime.local.images.store import ImageStore
 from tests.builds.real import Builder, run
 from tests.faults.clients import replayed_by, seed_of
+from tests.faults.pulls import POINTS, Pull
 from tests.installation import Installation
 from tests.runtime.local.images.registry.conftest import server
-from tests.runtime.local.images.registry.relay import Held, Relay
+from tests.runtime.local.images.registry.relay import Relay
 from tests.runtime.local.images.registry.servers import (
     PASSWORD,
     USER,
@@ -40,11 +40,8 @@ pytestmark = [
     pytest.mark.asyncio(loop_scope="module"),
     pytest.mark.skipif(os.geteuid() != 0, reason="sandboxes with checkpoints need root"),
 ]
-API = "/apis/paddock.dev/v1alpha1/namespaces/default"
 MANY = 20_000
 """Files of a layer whose unpacking takes a moment."""
-POINTS = ("manifest", "first layer", "second layer", "unpacking")
-"""Where a pull is when the node is killed. A further one waits for its turn."""
 AT_ONCE = 2
 """Pulls of a team that run; others wait for their turn."""
 
@@ -82,134 +79,6 @@ async def paddock(relay: Relay, private: Relay) -> AsyncGenerator[Installation]:
         heavy_work_per_team=AT_ONCE,
     ) as running:
         yield running
-
-
-class Pull:
-    """The pull of one image for the pool of its name."""
-
-    def __init__(self, paddock: Installation, relay: Relay, image: SmallImage, point: str) -> None:
-        self.image = image
-        self.point = point
-        self._paddock = paddock
-        self._relay = relay
-        self._images = paddock.node_state / "images"
-        first, second = image.layers
-        held = {
-            "manifest": (f"/v2/{image.repository}/manifests/", 0),
-            "first layer": (image.blob_path(0), first.size // 2),
-            "second layer": (image.blob_path(1), second.size // 2),
-            "unpacking": (image.blob_path(1), 0),
-        }
-        path, after = held.get(point, ("", 0))
-        self.held: Held | None = relay.hold(path, after=after) if path else None
-
-    @property
-    def reference(self) -> str:
-        return f"{self._relay.host}/{self.image.name}"
-
-    async def begin(self) -> None:
-        """Create a pool of one sandbox of the image."""
-        body = {
-            "apiVersion": "paddock.dev/v1alpha1",
-            "kind": "SandboxPool",
-            "metadata": {"name": self.image.repository},
-            "spec": {"template": {"image": self.reference}, "replicas": 1},
-        }
-        await self._paddock.kube("POST", f"{API}/sandboxpools", body)
-
-    async def is_held(self) -> None:
-        """Wait until the pull is at its point, or waits for its turn."""
-        if self.held is None:
-            await eventually(self._waits, seconds=60)
-            return
-        async with asyncio.timeout(60):
-            await self.held.reached.wait()
-        if self.point in ("first layer", "second layer"):
-            number = POINTS.index(self.point) - 1
-            await eventually(lambda: self._part(number) >= self.held_bytes, seconds=60)
-        if self.point in ("second layer", "unpacking"):
-            await eventually(self._layer(0).is_dir, seconds=60)
-
-    async def goes_to_its_point(self) -> None:
-        """Let the pull reach a point at which the relay cannot hold it."""
-        if self.point == "unpacking":
-            self.release()
-            await eventually(self._is_unpacking, seconds=60, pause=0.001)
-
-    def release(self) -> None:
-        """Let the registry send the rest."""
-        assert self.held is not None
-        self.held.release.set()
-
-    @property
-    def held_bytes(self) -> int:
-        """Bytes that were sent for sure before the relay stopped, less what a socket buffers."""
-        return self.held.after // 2 if self.held is not None else 0
-
-    def is_usable(self) -> bool:
-        """Whether the node has the image; an incomplete one fails the test."""
-        store = ImageStore(self._images)
-        for number, blob in enumerate(self.image.layers):
-            layer = self._layer(number)
-            if number and layer.is_dir():
-                assert len(list((layer / "data/many").iterdir())) == self.image.files, blob
-        if not store.has(self.reference):
-            return False
-        store.resolve(self.reference)  # raises if it lacks a layer
-        return True
-
-    async def runs(self) -> None:
-        """Wait until the pool has its sandbox, and check what is in it."""
-        name = self.image.repository
-
-        async def is_stocked() -> bool:
-            pool = await self._paddock.kube("GET", f"{API}/sandboxpools/{name}")
-            return pool.get("status", {}).get("available", 0) == 1
-
-        try:
-            await eventually(is_stocked, seconds=120, pause=0.1)
-        except AssertionError as error:
-            error.add_note(f"{name}\n{self._paddock.log('node')[-3000:]}")
-            raise
-        box = await self._paddock.create(templateID=name, timeout=60)
-        assert await self._paddock.run(box, CHECK) == self.image.prints
-        await self._paddock.api("DELETE", f"/sandboxes/{box.id}")
-        await self._paddock.kube("DELETE", f"{API}/sandboxpools/{name}")
-
-    def continued(self) -> None:
-        """Check that nothing was downloaded twice."""
-        for number in (0, 1):
-            ranges = self._relay.ranges_of(self.image.blob_path(number))
-            assert ranges[0] == "", ranges
-            starts = [int(given.removeprefix("bytes=").rstrip("-")) for given in ranges[1:]]
-            is_held = self.point == POINTS[number + 1]
-            assert not starts or starts == sorted(set(starts)), ranges
-            if is_held:
-                assert starts
-                assert starts[0] >= self.held_bytes, ranges
-
-    def _layer(self, number: int) -> Path:
-        return self._images / "layers" / self.image.layers[number].layer
-
-    def _part(self, number: int) -> int:
-        """Return how much of a layer is in its file."""
-        digest = self.image.layers[number].digest.removeprefix("sha256:")
-        parts = list(self._images.rglob(f"{digest}.part"))
-        return parts[0].stat().st_size if parts else 0
-
-    def _is_unpacking(self) -> bool:
-        return (
-            any(any(directory.iterdir()) for directory in (self._images / "layers").glob(".new-*"))
-            or self._layer(1).is_dir()
-        )
-
-    async def _waits(self) -> bool:
-        node = LocalRuntime(self._paddock.directory / "run" / "node.sock")
-        try:
-            pulls = await node.image_pulls()
-        finally:
-            node.close()
-        return any(pull.reference == self.reference and pull.is_waiting for pull in pulls)
 
 
 @pytest.fixture
@@ -264,6 +133,7 @@ async def one_kill(paddock: Installation, pulls: list[Pull]) -> None:
     paddock.kill("node")
     for pull in pulls:
         assert not pull.is_usable() or pull.point == "unpacking", pull.point
+        pull.note_kill()
     await paddock.start_node()
     for pull in running:
         pull.release()

@@ -213,6 +213,8 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Write operations of one sandbox on each disk at most, per second. With cgroup v1 only those
     of direct I/O are limited. 0: no limit."""
 
+    code_interpreter: bool = False
+    """Install the template `code-interpreter-v1` in the background of `paddock up`."""
     pool_size: int = 4
     """Number of warm sandboxes of the default template."""
     default_image: str = "base"

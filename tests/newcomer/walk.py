@@ -22,6 +22,7 @@ from pathlib import Path
 from paddock.runtime.local.images import base
 from paddock.settings import Settings
 from tests.api.kube.kubectl import binaries
+from tests.interpreter import WHEELS
 from tests.leaks import note_node
 from tests.newcomer.blocks import ROOT, Block, console_steps, expected_output
 from tests.ports import free_ports
@@ -103,6 +104,7 @@ class Walk:
             "PADDOCK_KUBE_PORT": str(self.kube_port),
             "PADDOCK_POOL_SIZE": "2",
             "PADDOCK_GATEWAYS": "1",
+            "PADDOCK_WHEELS": str(WHEELS),
             "NO_COLOR": "1",
         }
 

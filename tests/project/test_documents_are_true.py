@@ -38,6 +38,7 @@ OF_OTHERS = {
     "GENERATION",
     "DEBIAN_MIRROR",
     "DEBIAN_SUITE",
+    "WHEELS",
 }
 """Variables that are not settings: of the command, of scripts, tasks, clone hooks and builds."""
 

@@ -1,7 +1,5 @@
 """Resolves a client's `templateID` to a pool, a template, a snapshot or an environment."""
 
-from collections.abc import Sequence
-
 from msgspec import Struct, structs
 
 from paddock.cache import indexes
@@ -12,9 +10,10 @@ from paddock.resources.kinds.checkpoint import Checkpoint, CheckpointPhase
 from paddock.resources.kinds.env import SandboxEnv
 from paddock.resources.kinds.pool import SandboxPool
 from paddock.resources.kinds.template import NetworkPolicy, SandboxTemplate, SandboxTemplateSpec
-from paddock.resources.kinds.template_build import LABEL_BUILD, LABEL_LAYER
+from paddock.resources.kinds.template_build import LABEL_BUILD, LABEL_LAYER, TemplateBuild
 from paddock.resources.meta import Key
 from paddock.resources.rights import SHARED_NAMESPACE
+from paddock.resources.template_advice import CODE_INTERPRETER, is_interpreter, next_step
 from paddock.resources.template_references import (
     DEFAULT_TAG,
     TemplateReference,
@@ -23,10 +22,6 @@ from paddock.resources.template_references import (
 from paddock.resources.transitions import template_tags
 from paddock.resources.transitions.image_pin import pinned
 from paddock.resources.transitions.template_build import with_build
-
-CODE_INTERPRETER = "code-interpreter-v1"
-"""The template that E2B's code interpreter SDK requests by default."""
-_MAX_NAMES = 8
 
 
 class ClaimTarget(Struct, frozen=True, kw_only=True):
@@ -59,7 +54,8 @@ class TemplateResolver:
             problem = FieldProblem("templateID", f"{reference!r} is not [team/]name[:tag]")
             raise InvalidError(str(problem), problems=[problem])
         raise NotFoundError(
-            f"template '{reference}' not found", hint=next_step(reference, self._names(caller))
+            f"template '{reference}' not found",
+            hint=next_step(reference, self._names(caller), self._newest_build(caller, reference)),
         )
 
     def find(self, caller: Caller, reference: str) -> ClaimTarget | None:
@@ -82,6 +78,27 @@ class TemplateResolver:
             or (template.metadata.namespace == SHARED_NAMESPACE and template.spec.public)
         }
         return sorted(found)
+
+    def _newest_build(self, caller: Caller, reference: str) -> TemplateBuild | None:
+        """Return the newest build of a template of the caller's, or of the code interpreter.
+
+        The latter is private until it is ready; its progress is no secret.
+        """
+        wanted = parse_reference(reference)
+        if wanted is None:
+            return None
+        home = caller.team
+        named = self._named(home, wanted.name) if wanted.space in ("", home) else []
+        keys = [item.key for item in named]
+        if is_interpreter(reference) and wanted.space in ("", SHARED_NAMESPACE):
+            keys.append(Key(SHARED_NAMESPACE, CODE_INTERPRETER))
+        found = [
+            build
+            for key in keys
+            for build in self._provider.builds_of_template(key).values()
+            if not build.is_deleting and wanted.tag in (build.spec.tags or (DEFAULT_TAG,))
+        ]
+        return max(found, key=_requested, default=None)
 
     def _in(self, namespace: str, wanted: TemplateReference, caller: Caller) -> ClaimTarget | None:
         if wanted.tag != DEFAULT_TAG:
@@ -150,12 +167,19 @@ class TemplateResolver:
         )
 
     def _template(self, name: str, namespace: str, caller: Caller) -> SandboxTemplate | None:
-        for template in self._provider.informer(SandboxTemplate).view(indexes.TEMPLATE_ID, name):
+        for template in self._named(namespace, name):
             home = template.metadata.namespace
-            visible = home == caller.team or caller.is_operator or template.spec.public
-            if home == namespace and visible and not template.is_deleting:
+            if home == caller.team or caller.is_operator or template.spec.public:
                 return template
         return None
+
+    def _named(self, namespace: str, name: str) -> list[SandboxTemplate]:
+        """Return the templates of a namespace with this name or alias."""
+        return [
+            template
+            for template in self._provider.informer(SandboxTemplate).view(indexes.TEMPLATE_ID, name)
+            if template.metadata.namespace == namespace and not template.is_deleting
+        ]
 
     def _pool_of(self, template: SandboxTemplate) -> Key | None:
         pools = self._provider.informer(SandboxPool)
@@ -189,28 +213,15 @@ class TemplateResolver:
         return max(exact or own or found, key=_completed, default=None)
 
 
-def next_step(reference: str, names: Sequence[str]) -> str:
-    """Return the hint for a template that does not exist, given those that the caller can use."""
-    if parse_reference(reference) == ("", CODE_INTERPRETER, DEFAULT_TAG):
-        purpose = (
-            "no code interpreter is included: run_code() needs a template of this name whose "
-            "startCommand serves the code interpreter's API on port 49999"
-        )
-    else:
-        purpose = (
-            "build it with Template.build() of the SDK or 'paddock template build NAME DIRECTORY', "
-            "or apply a SandboxTemplate with 'paddock apply -f'"
-        )
-    if not names:
-        return purpose
-    shown = ", ".join(names[:_MAX_NAMES]) + (", …" if len(names) > _MAX_NAMES else "")
-    return f"{purpose}; templates that exist: {shown}"
-
-
 def belongs_to_build(checkpoint: Checkpoint) -> bool:
     """Whether a checkpoint stores a layer or the result of a build. It is not a snapshot."""
     labels = checkpoint.metadata.labels
     return LABEL_BUILD in labels or LABEL_LAYER in labels
+
+
+def _requested(build: TemplateBuild) -> tuple[float, str]:
+    moment = build.metadata.creation_timestamp
+    return (moment.timestamp() if moment else 0.0, build.metadata.name)
 
 
 def _completed(checkpoint: Checkpoint) -> tuple[float, str]:

@@ -36,6 +36,11 @@ STOP_SECONDS = 60.0
     "--image",
     help="Use this image for the default template (set at the first start).  [default: base]",
 )
+@click.option(
+    "--code-interpreter",
+    is_flag=True,
+    help="Install the code interpreter in the background, once everything is up.",
+)
 @click.option("--detach", "-d", is_flag=True, help="Run in the background once everything is up.")
 @with_target
 def up(
@@ -45,6 +50,7 @@ def up(
     host: str | None,
     pool_size: int | None,
     image: str | None,
+    code_interpreter: bool,
     detach: bool,
 ) -> None:
     """Start Paddock on this machine and print how to connect."""
@@ -53,6 +59,7 @@ def up(
         "PADDOCK_HOST": host,
         "PADDOCK_POOL_SIZE": pool_size,
         "PADDOCK_DEFAULT_IMAGE": image,
+        "PADDOCK_CODE_INTERPRETER": "true" if code_interpreter else None,
     }
     environment = {
         **os.environ,

@@ -52,7 +52,7 @@ COMMANDS = {
     "image": ("image.commands.image", "List, build, pull, import and delete images of this host."),
     "template": (
         "template.commands.template",
-        "Build, list, tag, roll back and delete templates.",
+        "Build, install, list, tag, roll back and delete templates.",
     ),
     "keyring": (
         "installation.keyring.keyring",

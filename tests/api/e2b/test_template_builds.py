@@ -790,3 +790,21 @@ async def test_no_501_is_documented_where_templates_are_built() -> None:
     async with paddock(pool_size=0) as world:
         document = (await world.http.get("/openapi.json")).json()
         assert "501" not in document["paths"]["/v3/templates"]["post"]["responses"]
+
+
+async def test_a_create_says_that_its_template_is_being_built_or_why_it_is_not() -> None:
+    async with paddock() as world:
+        operator = Client(world, {}, team="default")
+        member = Client(world, await key_of(world))
+        for client, name in ((operator, "code-interpreter-v1"), (member, "web")):
+            build = await client.request(name)
+            await client.start(build, steps=[{"type": "RUN", "args": ["true"]}])
+            advice = await member.ask("POST", "/sandboxes", 404, templateID=name)
+            assert "is being built (0 of 1 steps are done)" in advice["message"]
+            await client.finish(build, BuildPhase.FAILED)
+            advice = await member.ask("POST", "/sandboxes", 404, templateID=name)
+            assert f"paddock template logs {name}" in advice["message"]
+        # Other teams' builds are not told.
+        other = Client(world, await key_of(world, team="blue"), team="blue")
+        advice = await other.ask("POST", "/sandboxes", 404, templateID="web")
+        assert "build failed" not in advice["message"]

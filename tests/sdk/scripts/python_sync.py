@@ -326,7 +326,7 @@ def pause_without_memory_keeps_files_only():
 def an_unknown_template_has_advice():
     missing = str(expect(e2b.SandboxException, Sandbox.create, "code-interpreter-v1"))
     assert "template 'code-interpreter-v1' not found" in missing, missing
-    assert "no code interpreter is included" in missing, missing
+    assert "paddock template install code-interpreter" in missing, missing
     assert "templates that exist: base" in missing, missing
 
 

@@ -1,5 +1,6 @@
 """The output of `paddock up`: progress during the start, then how to connect."""
 
+import functools
 import os
 import shutil
 import sys
@@ -9,7 +10,7 @@ from pathlib import Path
 import msgspec
 from rich.console import Console
 
-from paddock.app.up import supervisor
+from paddock.app.up import interpreter, supervisor
 from paddock.app.up.progress import PipeProgress, Progress, open_progress
 from paddock.app.wiring.secrets import Secrets, load_or_create
 from paddock.kit import logs
@@ -28,8 +29,13 @@ USAGE = """
   export E2B_API_KEY={key}
 
   python -c 'from e2b import Sandbox; print(Sandbox.create().commands.run("echo hello").stdout)'
-
+{interpreter}
   {paddock} status | sandbox ls | sandbox create | doctor
+"""
+
+
+WITHOUT_INTERPRETER = """
+  {paddock} template install code-interpreter     installs run_code(), once
 """
 
 
@@ -63,7 +69,16 @@ def _run(
             progress.stop()
             on_ready(secrets)
 
-        return supervisor.run(settings, config, progress=progress, on_ready=ready)
+        once_ready = None
+        if settings.code_interpreter and settings.runtime == "local":
+            once_ready = functools.partial(interpreter.install, settings, config, _say)
+        return supervisor.run(
+            settings, config, progress=progress, on_ready=ready, once_ready=once_ready
+        )
+
+
+def _say(text: str) -> None:
+    notes.print(text, markup=False, soft_wrap=True)
 
 
 def _require_root(settings: Settings) -> None:
@@ -125,8 +140,18 @@ def _print_usage(
             domain=f" E2B_DOMAIN={domain}" if domain else "",
             stop=f"`{paddock} down`" if pid else "Ctrl-C",
             paddock=paddock,
+            interpreter=_interpreter_note(settings, url, secrets, paddock),
         )
         notes.print(text, soft_wrap=True)
+
+
+def _interpreter_note(settings: Settings, url: str, secrets: Secrets, paddock: str) -> str:
+    """Return how to install the code interpreter, unless it is there or being installed."""
+    if settings.runtime != "local" or settings.code_interpreter:
+        return ""
+    if interpreter.is_installed(url, secrets.api_key):
+        return ""
+    return WITHOUT_INTERPRETER.format(paddock=paddock)
 
 
 def _command() -> str:

@@ -12,8 +12,9 @@ import signal
 import socket
 import stat
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -142,8 +143,9 @@ class MachineSupervisor:
         progress: Progress,
         on_ready: Callable[[], None],
         after_a_kill: bool = False,
+        once_ready: Callable[[], Coroutine[Any, Any, None]] | None = None,
     ) -> None:
-        """Run all processes until `stop` is set."""
+        """Run all processes until `stop` is set. `once_ready` is work that nothing waits for."""
         await self.require_free_ports(after_a_kill=after_a_kill)
         # A predecessor that is still ending holds the lock of the state: ours fails and retries.
         tries = PATIENT_TRIES if after_a_kill else TRIES
@@ -174,6 +176,8 @@ class MachineSupervisor:
             if not await self._warm(stop, token, progress):
                 return
             on_ready()
+            if once_ready is not None:
+                await stack.enter_async_context(background(once_ready(), name="once ready"))
             while not stop.is_set():
                 for process in (self.node, self.control, *self.gateways):
                     process.rotate_log()
@@ -264,8 +268,12 @@ def run(
     *,
     progress: Progress,
     on_ready: Callable[[Secrets], None],
+    once_ready: Callable[[], Coroutine[Any, Any, None]] | None = None,
 ) -> bool:
-    """Run all processes until SIGTERM or SIGINT; return whether a purge follows."""
+    """Run all processes until SIGTERM or SIGINT; return whether a purge follows.
+
+    `once_ready` is work in the background, begun after `on_ready`.
+    """
     os.umask(PRIVATE_UMASK)  # also of the processes that are started
     for directory in (settings.state, settings.run):
         make_private(directory)
@@ -283,6 +291,7 @@ def run(
             progress=progress,
             on_ready=lambda: on_ready(secrets),
             after_a_kill=after_a_kill,
+            once_ready=once_ready,
         )
 
     with pidfile.lock(

@@ -1,4 +1,4 @@
-"""Builds a template from a Dockerfile: each stage that is needed is a build of its own."""
+"""Builds templates: from steps, or a Dockerfile, each of whose stages is a build of its own."""
 
 import hashlib
 import time
@@ -44,7 +44,7 @@ class BuildFailedError(PaddockError):
 
 
 class TemplateBuilder:
-    """Runs the builds of one Dockerfile, one after another."""
+    """Runs builds, one after another."""
 
     def __init__(
         self,
@@ -80,7 +80,7 @@ class TemplateBuilder:
             body["startCmd"] = start
         if ready:
             body["readyCmd"] = ready
-        return self._run(steps, body, wanted, f"{wanted.name} from {target.image}")
+        return self.run(steps, body, wanted, f"{wanted.name} from {target.image}")
 
     def _fetch_for(
         self, dockerfile: Dockerfile, context: BuildContext, wanted: BuildOptions
@@ -114,16 +114,17 @@ class TemplateBuilder:
         if tag not in self._built:
             options = wanted._replace(tags=(tag,))
             body = {"fromImage": image, "force": wanted.no_cache}
-            self._built[tag] = _reference(self._run([], body, options, f"files of {image}"))
+            self._built[tag] = _reference(self.run([], body, options, f"files of {image}"))
         return self._built[tag]
 
-    def _run(
+    def run(
         self,
         steps: Sequence[SentStep],
         body: Mapping[str, Any],
         wanted: BuildOptions,
         title: str,
     ) -> BuildId:
+        """Register, upload, start and follow one build; return it once it is ready."""
         build = self._api.register(wanted.name, wanted.tags, wanted.resources)
         tags = f" ({', '.join(wanted.tags)})" if wanted.tags else ""
         is_started = False

@@ -1,4 +1,4 @@
-"""`paddock template`: build templates, and list, tag, roll back and delete them."""
+"""`paddock template`: build and install templates, list, tag, roll back and delete them."""
 
 import os
 
@@ -6,25 +6,25 @@ import click
 
 from paddock.cli.click_ext import examples, pairs
 from paddock.cli.context import with_target
-from paddock.cli.http import CallError, Endpoint
-from paddock.cli.output import Output, notes
+from paddock.cli.output import Output
 from paddock.cli.target import CliTarget
 from paddock.cli.template import listing
-from paddock.cli.template.api import BuildApi, BuildId
+from paddock.cli.template.api import BuildApi
 from paddock.cli.template.build import BuildOptions, TemplateBuilder
+from paddock.cli.template.cancel import cancel
 from paddock.cli.template.context import BuildContext
 from paddock.cli.template.dockerfile.stages import find_target, parse
 from paddock.cli.template.dockerfile.translate import translate
+from paddock.cli.template.interpreter.install import install
 from paddock.cli.template.options import mebibytes, place
 from paddock.cli.template.progress import progress
 from paddock.cli.template.stage_files import stage_files
 from paddock.cli.termination import exit_on_signals
-from paddock.kit import bearer
 
 
 @click.group()
 def template() -> None:
-    """Build, list, tag, roll back and delete templates."""
+    """Build, install, list, tag, roll back and delete templates."""
 
 
 @template.command(
@@ -111,7 +111,7 @@ def build(
         for note in (*dockerfile.notes, *steps.notes):
             shown.note(note)
         builder = TemplateBuilder(
-            BuildApi(target.e2b), files, shown, cancel=lambda item: _cancel(target, item)
+            BuildApi(target.e2b), files, shown, cancel=lambda item: cancel(target, item)
         )
         context = BuildContext(where.context, where.dockerfile)
         built = builder.build(dockerfile, steps, context, options)
@@ -126,15 +126,5 @@ def _from_environment(words: tuple[str, ...]) -> list[str]:
     return [word if "=" in word else f"{word}={os.environ.get(word, '')}" for word in words]
 
 
-def _cancel(target: CliTarget, item: BuildId) -> None:
-    """Delete a build, which ends its sandbox."""
-    endpoint = Endpoint(target.url, bearer.header(target.api_key))
-    path = f"/apis/paddock.dev/v1alpha1/namespaces/{item.team}/templatebuilds/{item.build}"
-    try:
-        endpoint.call("DELETE", path)
-    except CallError as error:
-        notes.print(f"build {item.build} goes on: {error.message}", markup=False, soft_wrap=True)
-
-
-for _command in listing.COMMANDS:
+for _command in (install, *listing.COMMANDS):
     template.add_command(_command)

@@ -32,6 +32,7 @@ lock:           ## pin the dependencies again
 	$(BIN)/uv pip compile pyproject.toml --generate-hashes --python-version 3.11 --universal --no-header --no-annotate -q -o requirements/run.txt
 	$(BIN)/uv pip compile pyproject.toml --group dev --generate-hashes --python-version 3.11 --universal --no-header --no-annotate -q -o requirements/dev.txt
 	for name in server python; do $(BIN)/uv pip compile requirements/interpreter-$$name.in --generate-hashes --python-version 3.11 --python-platform linux --no-header --no-annotate -q -o requirements/interpreter-$$name.txt; done
+	for name in openai:3.11 langchain-smolagents:3.11 inspect:3.12; do $(BIN)/uv pip compile requirements/frameworks-$${name%:*}.in --generate-hashes --python-version $${name#*:} --universal --no-header --no-annotate -q -o requirements/frameworks-$${name%:*}.txt; done
 
 bench:          ## every benchmark, one JSON line each
 	$(BIN)/paddock bench

@@ -24,13 +24,17 @@ apt_install() {
     die "apt-get could not install ${missing[*]}" "run 'apt-get update' and read its output"
 }
 
+# find_python [VERSION]: print a Python of this version (3.11) or newer. Those of pyenv are tried too:
+# its shims start only the versions that are switched on.
 find_python() {
-  local candidate
-  for candidate in "${PYTHON:-}" python3.13 python3.12 python3.11 python3; do
+  local oldest=${1:-3.11} candidate
+  for candidate in "${PYTHON:-}" python3.13 python3.12 python3.11 python3 \
+    "${PYENV_ROOT:-${HOME:-/root}/.pyenv}"/versions/3.1[1-9]*/bin/python; do
     [ -n "$candidate" ] && command -v "$candidate" >/dev/null &&
-      "$candidate" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && { echo "$candidate"; return; }
+      "$candidate" -c 'import sys; sys.exit(sys.version_info < tuple(map(int, sys.argv[1].split("."))))' "$oldest" 2>/dev/null &&
+      { echo "$candidate"; return; }
   done
-  die "Python 3.11 or newer was not found" "apt-get install python3"
+  die "Python $oldest or newer was not found" "apt-get install python3"
 }
 
 # stamp_of LOCK: print a hash of everything that decides which packages are installed.

@@ -15,7 +15,8 @@ from tests.newcomer.blocks import (
 
 RUN = {"sh", "console", "python", "js", "yaml"}
 REASONS = re.compile(
-    r"needs (systemd|a cluster|a company network|more machines|an outside registry|another start)\b"
+    r"needs (systemd|a cluster|a company network|more machines|an outside registry|another start"
+    r"|a language model)\b"
 )
 
 
@@ -30,6 +31,13 @@ def test_every_block_is_run_or_names_its_reason_and_its_test(page: str) -> None:
         reason, test = block.skip
         assert REASONS.match(reason), f"{block.place}: {reason!r} is not a reason"
         assert (ROOT / test).exists(), f"{block.place}: {test} does not exist"
+
+
+def test_programs_for_frameworks_are_those_that_are_tested() -> None:
+    text = (ROOT / "docs" / "how-to" / "frameworks.md").read_text()
+    for path in sorted((ROOT / "examples" / "frameworks").rglob("*")):
+        if path.is_file():
+            assert f"\n{path.read_text()}```\n" in text, f"{path.name} differs from the page"
 
 
 def test_marks_belong_to_the_block_beside_them() -> None:

@@ -15,7 +15,14 @@ from aiohttp import web
 from tests.run_code.server import Behaviour, InterpreterServer, Run, serving
 
 PADDOCK = Path(sys.executable).with_name("paddock")
-BOX = {"sandboxID": "i1", "envdAccessToken": "secret", "trafficAccessToken": "traffic"}
+BOX = {
+    "sandboxID": "i1",
+    "templateID": "code-interpreter-v1",
+    "clientID": "paddock",
+    "envdVersion": "0.6.13",
+    "envdAccessToken": "secret",
+    "trafficAccessToken": "traffic",
+}
 
 
 class Done(NamedTuple):

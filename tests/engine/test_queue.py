@@ -1,6 +1,7 @@
 """The work queue: one worker per key, no lost keys, earliest first, fair."""
 
 import asyncio
+import math
 from typing import Any
 
 import pytest
@@ -317,3 +318,26 @@ def test_every_key_is_processed_whatever_the_slots(
         assert not queue._running
 
     asyncio.run(run())
+
+
+async def test_a_loop_that_calls_too_early_is_asked_only_once_more(
+    queue: WorkQueue[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """uvloop rounds delays to milliseconds."""
+    loop, timers = asyncio.get_running_loop(), 0
+    call_at = loop.call_at
+
+    def rounded(when: float, callback: Any, *arguments: Any, **options: Any) -> Any:
+        nonlocal timers
+        if getattr(callback, "__self__", None) is queue:
+            timers += 1
+            when = math.floor(when * 1000) / 1000
+        return call_at(when, callback, *arguments, **options)
+
+    monkeypatch.setattr(loop, "call_at", rounded)
+    started = loop.time()
+    queue.add_after("a", 5.0004)
+
+    assert await queue.get() == "a"
+    assert timers == 2
+    assert 5.0004 <= loop.time() - started < 5.0025

@@ -182,6 +182,8 @@ class WorkQueue(Generic[K]):
 
     def _next(self) -> K | None:
         """Remove and return a due key that has a slot."""
+        if not self._ready:
+            return None
         if self._slots is None:
             found = self._ready.pop()
             return None if found is None else found[1]
@@ -223,7 +225,7 @@ class WorkQueue(Generic[K]):
                 getter.set_result(None)
                 return
 
-    def _set_timer(self) -> None:
+    def _set_timer(self, *, earliest: float = 0.0) -> None:
         while self._heap and self._deadlines.get(self._heap[0][2]) != self._heap[0][0]:
             heapq.heappop(self._heap)
         if self._timer is not None:
@@ -233,7 +235,9 @@ class WorkQueue(Generic[K]):
             self._timer = None
         if self._heap:
             self._timer_at = self._heap[0][0]
-            self._timer = asyncio.get_running_loop().call_at(self._timer_at, self._expire)
+            self._timer = asyncio.get_running_loop().call_at(
+                max(self._timer_at, earliest), self._expire
+            )
 
     def _expire(self) -> None:
         self._timer = None
@@ -243,7 +247,9 @@ class WorkQueue(Generic[K]):
             if self._deadlines.get(key) == when:
                 del self._deadlines[key]
                 self.add(key)
-        self._set_timer()
+        # uvloop rounds delays to milliseconds, so it may call too early. Without a least delay it
+        # would call again and again until the time has come.
+        self._set_timer(earliest=now + LEAST_SECONDS)
 
     def _compact(self) -> None:
         # A key whose time is moved again and again would fill the heap otherwise.

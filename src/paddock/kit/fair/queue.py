@@ -50,17 +50,24 @@ class FairQueue(Generic[T]):
 
     def pop(self, is_allowed: Callable[[str], bool] | None = None) -> tuple[str, T] | None:
         """Remove and return the next item of an allowed group; None if there is none."""
-        group = next(
-            (name for name in self._groups if is_allowed is None or is_allowed(name)), None
-        )
-        if group is None:
+        for group in self._groups:
+            if is_allowed is None or is_allowed(group):
+                break
+        else:
             return None
         lanes = self._groups[group]
         lane, items = next(iter(lanes.items()))
         item, _ = items.popitem(last=False)
         self._size -= 1
-        self.defer(group, lane)
-        self._prune(group, lane)
+        # Both have been served: behind all others, if something is left.
+        if items:
+            lanes.move_to_end(lane)
+        else:
+            del lanes[lane]
+        if lanes:
+            self._groups.move_to_end(group)
+        else:
+            del self._groups[group]
         return group, item
 
     def remove(self, group: str, item: T, lane: str = "") -> bool:

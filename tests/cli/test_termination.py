@@ -2,17 +2,29 @@
 
 import os
 import signal
+from collections.abc import Iterator
 
 import pytest
 
 from paddock.cli.termination import exit_on_signals
 
+SIGNALS = (signal.SIGTERM, signal.SIGHUP)
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+
+@pytest.fixture
+def handlers() -> Iterator[dict[signal.Signals, signal.Handlers]]:
+    """The default handlers, also if the tests were started by `nohup`."""
+    before = {number: signal.signal(number, signal.SIG_DFL) for number in SIGNALS}
+    yield dict.fromkeys(SIGNALS, signal.SIG_DFL)
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+@pytest.mark.parametrize("number", SIGNALS)
 def test_a_signal_raises_and_a_second_one_does_not_disturb_the_cleanup(
-    number: signal.Signals,
+    number: signal.Signals, handlers: dict[signal.Signals, signal.Handlers]
 ) -> None:
-    before, cleaned = signal.getsignal(number), []
+    before, cleaned = handlers[number], []
 
     def work() -> None:
         try:

@@ -14,7 +14,8 @@ from tests.faults.virtual import Trace
 from tests.faults.worlds import FaultyWorld, faulty_world
 from tests.scenario.paddock import CALLER
 
-MOST = 16
+MOST = 20
+"""Above what requests without an answer may keep, so that clients always get more."""
 KILLS = 4
 DEPOSED = 2
 SUCCESSORS = 2

@@ -64,6 +64,7 @@ async def test_an_abandoned_run_is_interrupted_and_the_state_stays(contexts) -> 
 
 async def test_a_program_that_code_waits_for_is_interrupted(contexts) -> None:
     context = contexts.default("python")
+    await run(contexts, "kept = 1")
     sleeping = context.run(RunRequest("import os; print('go'); os.system('sleep 100')"))
     while await sleeping.next() != Output("stdout", "go\n"):
         pass
@@ -115,6 +116,7 @@ async def test_a_restart_ends_the_run_and_forgets_the_state(other) -> None:
 
 
 async def test_too_much_output_interrupts_the_run_and_says_so(contexts) -> None:
+    await run(contexts, "kept = 1")
     result = await run(contexts, "while True: print('x' * 1000)")
     names = [f.name for f in result.failures]
     assert "OutputLimitExceeded" in names

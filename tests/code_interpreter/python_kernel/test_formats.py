@@ -118,6 +118,7 @@ plt.show()
 
 async def test_several_axes_are_a_superchart(contexts) -> None:
     code = """
+import matplotlib.pyplot as plt
 fig, (one, two) = plt.subplots(1, 2)
 fig.suptitle("Both")
 one.plot([1, 2], [3, 4]); two.bar(["x"], [5])
@@ -129,5 +130,5 @@ plt.show()
 
 
 async def test_a_figure_left_open_is_shown_at_the_end(contexts) -> None:
-    shown = await formats(contexts, "plt.plot([1, 2]); None")
+    shown = await formats(contexts, "import matplotlib.pyplot as plt; plt.plot([1, 2]); None")
     assert shown["e2b/chart"]["type"] == "line"

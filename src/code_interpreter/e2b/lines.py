@@ -25,6 +25,7 @@ _FORMATS = {
     "e2b/data": "data",
     "e2b/chart": "chart",
 }
+_OBJECTS = frozenset(("json", "data", "chart"))
 KEEPALIVE = b'{"type": "keepalive"}\n'
 
 
@@ -59,14 +60,17 @@ def result_fields(result: Result) -> Mapping[str, Any]:
         if name is None:
             extra[kind] = value
         else:
-            fields[name] = _text(value) if name == "text" else value
+            fields[name] = value if name in _OBJECTS else _text(value, name)
     return {**fields, "is_main_result": result.is_main, "extra": extra}
 
 
-def _text(value: Any) -> str:
-    """Return a representation without the quotes of a string."""
+def _text(value: Any, name: str) -> str:
+    """Return a format that is text. A representation has no quotes of a string.
+
+    The code may display other values as such, which clients could not read.
+    """
     text = str(value)
-    if len(text) > 1 and text[0] == text[-1] and text[0] in "'\"":
+    if name == "text" and len(text) > 1 and text[0] == text[-1] and text[0] in "'\"":
         return text[1:-1]
     return text
 

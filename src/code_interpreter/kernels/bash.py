@@ -8,10 +8,10 @@ import asyncio
 import contextlib
 import os
 import signal
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from code_interpreter.kernels.event_queue import EventQueue
+from code_interpreter.kernels.event_queue import EventQueue, nothing
 from code_interpreter.kernels.events import Accepted, Failure, KernelDiedError, KernelError
 from code_interpreter.kernels.languages import Language
 from code_interpreter.kernels.pipes import OutputPipe, StatusPipe
@@ -94,7 +94,7 @@ class BashKernel:
                 stderr=err.writer,
                 pass_fds=(self._status_fd,),
             )
-        except OSError as problem:
+        except (OSError, RuntimeError) as problem:
             await self.stop()
             raise KernelError(f"bash cannot be started: {problem}") from None
         finally:
@@ -108,9 +108,18 @@ class BashKernel:
             await self.stop()
             why = str(problem) or f"no answer within {self._start_seconds:.0f} s"
             raise KernelError(f"bash did not start: {why}") from None
+        except BaseException:
+            await self.stop()
+            raise
 
     async def execute(
-        self, code: str, queue: EventQueue, *, before: str = "", after: str = ""
+        self,
+        code: str,
+        queue: EventQueue,
+        *,
+        before: str = "",
+        after: str = "",
+        on_prepared: Callable[[], None] = nothing,
     ) -> None:
         """Run code and put its events into the queue."""
         if "\0" in code:
@@ -118,6 +127,7 @@ class BashKernel:
             return
         if before:
             await self._run_silently(before)
+        on_prepared()
         self._count += 1
         queue.put(Accepted(self._count))
         queue.on_full = self._pause
@@ -130,7 +140,7 @@ class BashKernel:
             for pipe in self._outputs:
                 pipe.finish()
             self._resume()
-            queue.on_full = queue.on_low = _nothing
+            queue.on_full = queue.on_low = nothing
         if status != "0":
             queue.put(Failure("ExitStatus", status))
         if after:
@@ -204,7 +214,3 @@ class BashKernel:
 def _set(ready: asyncio.Future[None]) -> None:
     with contextlib.suppress(asyncio.InvalidStateError):
         ready.set_result(None)
-
-
-def _nothing() -> None:
-    pass

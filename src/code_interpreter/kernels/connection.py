@@ -11,7 +11,7 @@ from typing import Any
 import zmq
 import zmq.asyncio
 
-from code_interpreter.kernels.wire import Message, Session, decode
+from code_interpreter.kernels.wire import Session
 
 _RETRY_MILLISECONDS = 20
 """The kernel creates its sockets some time after its start."""
@@ -72,9 +72,9 @@ class Connection:
         """Send a request that the kernel handles while it runs code."""
         await _send(self._control, self._session.encode(kind, {})[1])
 
-    async def receive(self, channel: zmq.asyncio.Socket) -> Message | None:
-        """Return the next message of a channel; None if it is malformed."""
-        return decode(await channel.recv_multipart())
+    async def receive(self, channel: zmq.asyncio.Socket) -> list[bytes]:
+        """Return the frames of the next message of a channel."""
+        return await channel.recv_multipart()
 
     def close(self) -> None:
         """Close the sockets and remove the files."""

@@ -7,7 +7,7 @@ obey an interrupt; the next run says that its variables are gone.
 import asyncio
 import logging
 from collections.abc import Callable, Coroutine, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from code_interpreter.kernels import variables
 from code_interpreter.kernels.event_queue import EventQueue
@@ -23,6 +23,16 @@ _REPEAT_SECONDS = 1.0
 """An interrupt that has had no effect so long is repeated."""
 _RESTARTED = Failure("ContextRestarting", "the context was restarted while the code ran")
 _REMOVED = Failure("ContextRemoved", "the context was removed while the code ran")
+
+
+class _Preparation(NamedTuple):
+    """What a run needs of its kernel besides its code."""
+
+    before: str
+    after: str
+    generation: str
+    variables: Mapping[str, str] | None
+    """Those of the sandbox, if they are new."""
 
 
 class Context:
@@ -59,6 +69,7 @@ class Context:
         """The clone whose variables the kernel has."""
         self._seeded_in: str | None = None
         """The clone in which the kernel was started or seeded again."""
+        self._is_closed = False
         self._tasks: set[asyncio.Task[None]] = set()
 
     @property
@@ -69,6 +80,9 @@ class Context:
     async def start(self) -> Kernel:
         """Return the kernel; start it if there is none. `KernelError` if it cannot start."""
         async with self._starting:
+            if self._is_closed:
+                # Nobody would end the kernel.
+                raise KernelError(_REMOVED.value)
             if self._kernel is not None and self._kernel.end is not None:
                 await self._discard_ended(self._kernel)
             if self._kernel is None:
@@ -89,7 +103,9 @@ class Context:
     async def _perform(self, run: Run, request: RunRequest) -> None:
         try:
             async with self._turn:
-                if not run.queue.is_discarded:
+                if self._is_closed:
+                    run.queue.put(_REMOVED)
+                elif not run.queue.is_discarded:
                     await self._execute(run, request)
         except KernelError as problem:
             run.queue.put(Failure("KernelError", str(problem)))
@@ -97,8 +113,11 @@ class Context:
     async def _execute(self, run: Run, request: RunRequest) -> None:
         queue = run.queue
         kernel = await self.start()
-        before = await self._before(request)
-        after = self._set(variables.after_run(self._initial, self._variables, request.variables))
+        prepared = await self._prepare(request)
+        while self._kernel is not kernel:
+            # The context was restarted meanwhile.
+            kernel = await self.start()
+            prepared = await self._prepare(request)
         if queue.is_discarded:
             return
         if self._note:
@@ -107,7 +126,13 @@ class Context:
         queue.on_limit = lambda: self._begin_interrupt(run)
         self._current, self._reason = run, None
         try:
-            await kernel.execute(request.code, queue, before=before, after=after)
+            await kernel.execute(
+                request.code,
+                queue,
+                before=prepared.before,
+                after=prepared.after,
+                on_prepared=lambda: self._keep(prepared, kernel),
+            )
         except KernelDiedError as problem:
             queue.put(self._reason or Failure("KernelDied", str(problem)))
         finally:
@@ -119,20 +144,26 @@ class Context:
             await self._forget(kernel)
             self._spawn(self._start_again(), "start")
 
-    async def _before(self, request: RunRequest) -> str:
-        """Return the code to run in silence before that of the caller."""
-        reseed = ""
-        if self._seeded_in != request.generation:
-            self._seeded_in = request.generation
-            reseed = self.language.reseed
+    async def _prepare(self, request: RunRequest) -> _Preparation:
+        """Return the code to run in silence before and after that of the caller."""
+        reseed = self.language.reseed if self._seeded_in != request.generation else ""
         present: Mapping[str, str] | None = None
         if self._variables_of != request.generation:
             present = await request.get_variables()
         code = self._set(variables.before_run(self._variables, present, request.variables))
-        if present is not None:
-            self._variables = present
-            self._variables_of = request.generation
-        return "\n".join(part for part in (reseed, code) if part)
+        of_sandbox = self._variables if present is None else present
+        after = self._set(variables.after_run(self._initial, of_sandbox, request.variables))
+        before = "\n".join(part for part in (reseed, code) if part)
+        return _Preparation(before, after, request.generation, present)
+
+    def _keep(self, prepared: _Preparation, kernel: Kernel) -> None:
+        """Note what the kernel has. Not before it has it: a run may be dropped, or its kernel."""
+        if self._kernel is not kernel:
+            return
+        self._seeded_in = prepared.generation
+        if prepared.variables is not None:
+            self._variables = prepared.variables
+            self._variables_of = prepared.generation
 
     def _set(self, changed: Mapping[str, str | None]) -> str:
         return self.language.set_variables(changed) if changed else ""
@@ -177,6 +208,7 @@ class Context:
 
     async def close(self) -> None:
         """End the kernel and all runs."""
+        self._is_closed = True
         self._reason = _REMOVED
         for task in tuple(self._tasks):
             task.cancel()

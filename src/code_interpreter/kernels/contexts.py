@@ -36,6 +36,7 @@ class Contexts:
         self._defaults: dict[str, Context] = {}
         self._numbers = itertools.count(1)
         self._environment = _environment(settings)
+        self._is_closed = False
 
     async def start(self) -> None:
         """Prepare the files, and start the default context of Python with packages loaded.
@@ -100,10 +101,14 @@ class Contexts:
     async def close(self) -> None:
         """End all contexts."""
         contexts = self.all()
+        self._is_closed = True
         self._contexts.clear()
         await asyncio.gather(*(context.close() for context in contexts))
 
     def _new(self, language: Language, cwd: str, *, is_warm: bool = False) -> Context:
+        if self._is_closed:
+            # Nobody would end its kernel.
+            raise KernelError("the code interpreter is ending")
         environment = {**self._environment, **({WARM: "1"} if is_warm else {})}
         context = Context(
             str(uuid.uuid4()),

@@ -23,7 +23,8 @@ def size_of(event: Event) -> int:
             return len(text) + _EACH
         case Result(data=data):
             # Values that are not text were parsed from JSON; their exact size does not matter.
-            return sum(len(v) if isinstance(v, str) else len(repr(v)) for v in data.values())
+            sizes = (len(v) if isinstance(v, str) else len(repr(v)) for v in data.values())
+            return sum(sizes) + _EACH * (1 + len(data))
         case _:
             return _EACH
 
@@ -39,11 +40,11 @@ class EventQueue:
         self._is_full = False
         self._is_discarded = False
         self._arrived = asyncio.Event()
-        self.on_full: Callable[[], None] = _nothing
+        self.on_full: Callable[[], None] = nothing
         """Called when the kernel has to stop producing."""
-        self.on_low: Callable[[], None] = _nothing
+        self.on_low: Callable[[], None] = nothing
         """Called when it may continue."""
-        self.on_limit: Callable[[], None] = _nothing
+        self.on_limit: Callable[[], None] = nothing
         """Called once when the run has produced more than it may."""
 
     @property
@@ -102,5 +103,5 @@ class EventQueue:
             self.on_low()
 
 
-def _nothing() -> None:
-    pass
+def nothing() -> None:
+    """Do nothing."""

@@ -3,15 +3,16 @@
 import asyncio
 import logging
 import signal
-from collections.abc import Awaitable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 
 from code_interpreter.kernels.connection import Connection
-from code_interpreter.kernels.event_queue import EventQueue
-from code_interpreter.kernels.events import KernelDiedError, KernelError
+from code_interpreter.kernels.event_queue import EventQueue, nothing
+from code_interpreter.kernels.events import Failure, KernelDiedError, KernelError
 from code_interpreter.kernels.languages import Language
 from code_interpreter.kernels.pending import PendingRun
 from code_interpreter.kernels.process import Exit, KernelProcess, explain, memory_of_sandbox
+from code_interpreter.kernels.wire import Message, decode
 
 log = logging.getLogger(__name__)
 
@@ -70,7 +71,7 @@ class JupyterKernel:
                 cwd=self._cwd,
                 environment={**self._environment, **language.environment},
             )
-        except OSError as problem:
+        except (OSError, RuntimeError) as problem:
             await self.stop()
             raise KernelError(f"the {language.name} kernel cannot be started: {problem}") from None
         self._readers = [
@@ -99,7 +100,13 @@ class JupyterKernel:
             await _first_of(self._answered.wait(), process.exited, seconds=_ASK_AGAIN_SECONDS)
 
     async def execute(
-        self, code: str, queue: EventQueue, *, before: str = "", after: str = ""
+        self,
+        code: str,
+        queue: EventQueue,
+        *,
+        before: str = "",
+        after: str = "",
+        on_prepared: Callable[[], None] = nothing,
     ) -> None:
         """Run code and put its events into the queue."""
         connection, process = self._connection, self._process
@@ -108,6 +115,7 @@ class JupyterKernel:
         # The kernel runs requests in their order, so none has to wait for the one before.
         if before:
             await connection.send("execute_request", _request(before, is_silent=True))
+        on_prepared()
         sent = await connection.send("execute_request", _request(code))
         run = self._run = PendingRun(sent, queue)
         if self._language.print_mark:
@@ -127,7 +135,7 @@ class JupyterKernel:
                 await connection.send("execute_request", _request(after, is_silent=True))
         finally:
             self._run = None
-            queue.on_full = queue.on_low = _nothing
+            queue.on_full = queue.on_low = nothing
             process.signal(signal.SIGCONT)
 
     async def interrupt(self, *, is_repeated: bool = False) -> None:
@@ -154,23 +162,38 @@ class JupyterKernel:
 
     async def _read_published(self, connection: Connection) -> None:
         while True:
-            message = await connection.receive(connection.iopub)
-            if message is None:
-                continue
-            if message.kind == "status" and message.parent:
-                self._answered.set()
-            if self._run is not None:
-                self._run.take(message)
+            self._handle(await connection.receive(connection.iopub), self._take_published)
 
     async def _read_replies(self, connection: Connection) -> None:
         while True:
-            message = await connection.receive(connection.shell)
-            if message is None or message.kind != "execute_reply":
-                continue
-            if self._run is not None and message.parent == self._run.id:
-                self._run.take_reply(message)
-            elif message.content.get("status") == "error":
-                log.warning("a kernel could not set variables: %s", message.content.get("evalue"))
+            self._handle(await connection.receive(connection.shell), self._take_reply)
+
+    def _handle(self, frames: Sequence[bytes], take: Callable[[Message], None]) -> None:
+        """Handle a message. Code can send any of its own: no reader may end by one."""
+        try:
+            message = decode(frames)
+            if message is not None:
+                take(message)
+        except Exception as problem:
+            log.exception("a message of a kernel cannot be handled")
+            if self._run is not None:
+                self._run.fail(
+                    Failure("MalformedMessage", f"a message cannot be handled: {problem!r}")
+                )
+
+    def _take_published(self, message: Message) -> None:
+        if message.kind == "status" and message.parent:
+            self._answered.set()
+        if self._run is not None:
+            self._run.take(message)
+
+    def _take_reply(self, message: Message) -> None:
+        if message.kind != "execute_reply":
+            return
+        if self._run is not None and message.parent == self._run.id:
+            self._run.take_reply(message)
+        elif message.content.get("status") == "error":
+            log.warning("a kernel could not set variables: %s", message.content.get("evalue"))
 
 
 def _request(code: str, *, is_silent: bool = False) -> Mapping[str, object]:
@@ -193,7 +216,3 @@ async def _first_of(
         await asyncio.wait({task, exited}, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
     finally:
         task.cancel()
-
-
-def _nothing() -> None:
-    pass

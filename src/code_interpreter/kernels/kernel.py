@@ -1,5 +1,6 @@
 """What every kernel can do."""
 
+from collections.abc import Callable
 from typing import Protocol
 
 from code_interpreter.kernels.event_queue import EventQueue
@@ -18,10 +19,19 @@ class Kernel(Protocol):
         """Start the process and return once it answers. `KernelError` if it does not."""
         ...
 
-    async def execute(self, code: str, queue: EventQueue, *, before: str, after: str) -> None:
+    async def execute(
+        self,
+        code: str,
+        queue: EventQueue,
+        *,
+        before: str,
+        after: str,
+        on_prepared: Callable[[], None],
+    ) -> None:
         """Run code, put its events into the queue, and return at its end. Only one run at a time.
 
-        `before` and `after` run in silence. `KernelDiedError` if the process ends.
+        `before` and `after` run in silence; `on_prepared` is called when the process has `before`.
+        `KernelDiedError` if the process ends.
         """
         ...
 

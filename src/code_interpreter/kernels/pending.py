@@ -71,6 +71,10 @@ class PendingRun:
             return was_there
         return False
 
+    def fail(self, failure: Failure) -> None:
+        """Report a failure that is not the code's own; the run goes on."""
+        self._queue.put(failure)
+
     def take_reply(self, message: Message) -> None:
         """Handle the reply. Output that was printed before it may still be on its way."""
         status = message.content.get("status")

@@ -80,7 +80,8 @@ class OutputPipe(_Pipe):
 
     def finish(self) -> None:
         """Read what the run has printed before its end; drop what follows."""
-        with contextlib.suppress(OSError):
+        # ValueError: the kernel was stopped meanwhile, which has closed the pipe.
+        with contextlib.suppress(OSError, ValueError):
             for _ in range(_most_chunks(self._reader)):
                 if not self._read():
                     break

@@ -66,11 +66,20 @@ class KernelProcess:
         )
         self.pid = self._popen.pid
         self._file = runtime / f"{name}.pid"
-        self._file.write_text(f"{self.pid}\n")
-        with contextlib.suppress(OSError):
-            Path(f"/proc/{self.pid}/oom_score_adj").write_text(str(_OOM_SCORE))
-        # A waiting thread costs nothing; a poll would wake the sandbox again and again.
-        threading.Thread(target=self._wait, args=(loop,), name="kernel exit", daemon=True).start()
+        try:
+            self._file.write_text(f"{self.pid}\n")
+            with contextlib.suppress(OSError):
+                Path(f"/proc/{self.pid}/oom_score_adj").write_text(str(_OOM_SCORE))
+            # A waiting thread costs nothing; a poll would wake the sandbox again and again.
+            threading.Thread(
+                target=self._wait, args=(loop,), name="kernel exit", daemon=True
+            ).start()
+        except BaseException:
+            # Nobody else would end it: the caller gets no object.
+            self._popen.kill()
+            self._popen.wait()
+            self._file.unlink(missing_ok=True)
+            raise
 
     def signal(self, number: int, *, to_group: bool = False) -> None:
         """Send a signal to the process, or to its group."""

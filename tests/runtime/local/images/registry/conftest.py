@@ -1,7 +1,7 @@
 """Fixtures: an empty image store, a puller, a registry with images."""
 
 import shutil
-from collections.abc import Callable, Generator
+from collections.abc import AsyncGenerator, Callable, Generator
 from pathlib import Path
 
 import pytest
@@ -10,6 +10,7 @@ from paddock.runtime.local.images.registry.puller import Puller
 from paddock.runtime.local.images.registry.settings import ANY_HOST, RegistrySettings
 from paddock.runtime.local.images.store import ImageStore
 from tests.runtime.local.images import builders
+from tests.runtime.local.images.registry.relay import Relay
 from tests.runtime.local.images.registry.servers import Registry, push, registry
 
 LAYERS = (
@@ -48,4 +49,11 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Generator[Registry]:
             push(layout, running, name)
         zstd = builders.oci_layout(directory / "zstd", LAYERS, zstd=True)
         push(zstd, running, "app:zstd")
+        yield running
+
+
+@pytest.fixture
+async def relay(server: Registry) -> AsyncGenerator[Relay]:
+    """A relay in front of the registry, which counts requests."""
+    async with Relay(server) as running:
         yield running

@@ -71,6 +71,13 @@ class Relay:
         self._held.append(held)
         return held
 
+    def count(self, text: str = "") -> int:
+        """Return how many requests have arrived whose path contains a text.
+
+        Unlike the registry's access log, which may get a line after the client has its response.
+        """
+        return sum(text in path for path, _ in self.requests)
+
     def ranges_of(self, path: str) -> list[str]:
         """Return the ranges of all requests for a path; empty: the whole."""
         return [given for requested, given in self.requests if requested == path]

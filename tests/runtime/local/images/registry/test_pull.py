@@ -16,6 +16,7 @@ from paddock.runtime.local.images.store import ImageStore
 from paddock.runtime.port import RegistryCredentials
 from tests.runtime.local.images import builders
 from tests.runtime.local.images.registry.conftest import LAYERS, MakePuller
+from tests.runtime.local.images.registry.relay import Relay
 from tests.runtime.local.images.registry.servers import (
     PASSWORD,
     USER,
@@ -50,40 +51,41 @@ async def test_an_image_is_pulled_and_can_be_mounted(
 
 
 async def test_an_image_that_is_current_is_not_downloaded_again(
-    server: Registry, make_puller: MakePuller
+    relay: Relay, make_puller: MakePuller
 ) -> None:
     puller = make_puller()
-    first = await puller.pull(f"{server.host}/app:1", team="t")
-    before = len(server.requests("/blobs/"))
-    second = await puller.pull(f"{server.host}/app:1", team="t")
+    first = await puller.pull(f"{relay.host}/app:1", team="t")
+    before = relay.count("/blobs/")
+    assert before == 3  # the config and two layers
+    second = await puller.pull(f"{relay.host}/app:1", team="t")
     assert (first.is_new, second.is_new) == (True, False)
     assert second.image == first.image
-    assert len(server.requests("/blobs/")) == before
+    assert relay.count("/blobs/") == before
 
 
 async def test_layers_that_another_image_has_are_not_downloaded(
-    server: Registry, make_puller: MakePuller, tmp_path: Path
+    server: Registry, relay: Relay, make_puller: MakePuller, tmp_path: Path
 ) -> None:
     more = builders.tar(builders.entry("opt/x", b"x"))
     push(builders.oci_layout(tmp_path / "more", (*LAYERS, more)), server, "more:1")
     puller = make_puller()
-    await puller.pull(f"{server.host}/app:1", team="t")
-    await puller.pull(f"{server.host}/more:1", team="t")
+    await puller.pull(f"{relay.host}/app:1", team="t")
+    await puller.pull(f"{relay.host}/more:1", team="t")
     # The config and the one new layer.
-    assert len(server.requests('"GET /v2/more/blobs/')) == 2
+    assert relay.count("/v2/more/blobs/") == 2
 
 
 async def test_many_pulls_of_one_image_download_it_once(
-    server: Registry, make_puller: MakePuller, tmp_path: Path
+    server: Registry, relay: Relay, make_puller: MakePuller, tmp_path: Path
 ) -> None:
     layer = builders.tar(builders.entry("big", bytes(range(256)) * 20_000))
     push(builders.oci_layout(tmp_path / "many", (layer,)), server, "many:1")
-    pulls = [make_puller().pull(f"{server.host}/many:1", team="t") for _ in range(20)]
+    pulls = [make_puller().pull(f"{relay.host}/many:1", team="t") for _ in range(20)]
     done = await asyncio.gather(*pulls)
     assert len({one.digest for one in done}) == 1
     manifest = _manifest(server, "many", "1")
     blob = manifest["layers"][0]["digest"]
-    assert len(server.requests(f'"GET /v2/many/blobs/{blob}')) == 1
+    assert relay.count(f"/v2/many/blobs/{blob}") == 1
 
 
 async def test_an_image_by_digest_is_verified_and_kept(

@@ -83,9 +83,9 @@ class FakeApi:
             stderr=asyncio.subprocess.PIPE,
         )
 
-    async def run(self, *arguments: str, stdin: str = "") -> Done:
+    async def run(self, *arguments: str, stdin: str = "", seconds: float = 60) -> Done:
         process = await self.start(*arguments)
-        out, err = await asyncio.wait_for(process.communicate(stdin.encode()), 60)
+        out, err = await asyncio.wait_for(process.communicate(stdin.encode()), seconds)
         return Done(process.returncode, out.decode(), err.decode())
 
     async def json(self, *arguments: str) -> dict:

@@ -13,7 +13,7 @@ from tests.code_interpreter.e2b.conftest import Server, server
 from tests.run_code.server import InterpreterServer, end
 
 __all__ = ["server"]
-pytestmark = pytest.mark.timeout(120)
+pytestmark = pytest.mark.timeout(240)
 
 
 class Forwarder(InterpreterServer):
@@ -94,6 +94,6 @@ async def test_bash_gets_arguments_and_returns_its_status(api: FakeApi) -> None:
 
 
 async def test_output_of_100_mb_arrives_whole(api: FakeApi) -> None:
-    done = await api.run("-c", "for _ in range(100):\n    print('x' * 999_999)")
+    done = await api.run("-c", "for _ in range(100):\n    print('x' * 999_999)", seconds=200)
     assert done.code == 0
     assert len(done.out) == 100_000_000

@@ -135,8 +135,9 @@ async def test_code_inside_holds_a_bounded_number_of_connections(inside: Inside)
 
 async def test_code_inside_does_not_keep_an_idle_envd(tmp_path: Path) -> None:
     async with opened(tmp_path, idle_exit_seconds=0.3) as inside:
-        ended = asyncio.create_task(inside.envd.run_until_idle())
+        # Connected first: on a busy machine this could take longer than envd waits.
         wire = await inside.wire()
+        ended = asyncio.create_task(inside.envd.run_until_idle())
         async with asyncio.timeout(30):
             while not ended.done():
                 try:

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from paddock.api.audit.files import AuditFiles, AuditStream
+from tests.disks import mount, unmount
 
 LINE = b'{"line": "%04d"}\n'
 
@@ -135,7 +136,7 @@ def fill(sink: AuditFiles) -> int:
 def test_a_full_disk_leaves_whole_lines_and_is_left_when_there_is_space(tmp_path: Path) -> None:
     disk = tmp_path / "disk"
     disk.mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=16k", "none", str(disk)], check=True)
+    mount(disk, "16k")
     sink = files(disk)
     try:
         number = fill(sink)
@@ -148,7 +149,7 @@ def test_a_full_disk_leaves_whole_lines_and_is_left_when_there_is_space(tmp_path
         assert (disk / "audit-0.log").read_bytes() == LINE % number
     finally:
         sink.close()
-        subprocess.run(["umount", str(disk)], check=True)
+        unmount(disk)
 
 
 def test_a_stream_gets_whole_lines_and_its_errors_are_raised() -> None:

@@ -35,7 +35,7 @@ from tests.runtime.local.nodes import eventually
 pytestmark = [
     pytest.mark.sandbox,
     pytest.mark.faults,
-    pytest.mark.timeout(480),
+    pytest.mark.timeout(900),
     pytest.mark.asyncio(loop_scope="module"),
     pytest.mark.skipif(os.geteuid() != 0, reason="sandboxes with checkpoints need root"),
 ]
@@ -155,7 +155,7 @@ async def test_a_deleted_build_is_gone_wherever_its_control_plane_is_killed(
         found = await builder.paddock.kube("GET", f"{API}/templatebuilds")
         return victim.name not in {item["metadata"]["name"] for item in found["items"]}
 
-    await eventually(is_gone)
+    await eventually(is_gone, seconds=60)
     await nothing_is_left(builder)
     assert not builder.logs(build["metadata"]["uid"])
 

@@ -14,6 +14,7 @@ from tests.installation import Installation
 pytestmark = [
     pytest.mark.sandbox,
     pytest.mark.faults,
+    pytest.mark.timeout(480),
     pytest.mark.skipif(os.geteuid() != 0, reason="sandboxes with checkpoints need root"),
 ]
 SEEDS = (1, 2)

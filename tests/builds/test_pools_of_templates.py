@@ -114,7 +114,10 @@ async def test_a_pool_follows_a_new_build_and_no_claim_fails_meanwhile(builder: 
 
     async def is_replaced() -> bool:
         names = {item["metadata"]["name"] for item in await members(builder, "rolling-warm")}
-        return await is_warm() and len(names) == 3 and not names & first
+        status = await status_of(builder, "rolling-warm")
+        # The status follows the list: that of a moment ago may count replaced members.
+        are_new = status.get("available", 0) == status.get("updatedAvailable", 0) == 3
+        return are_new and len(names) == 3 and not names & first
 
     await eventually(is_replaced, seconds=90)
     warm = {item["metadata"]["name"] for item in await members(builder, "rolling-warm")}

@@ -11,6 +11,7 @@ from tests.installation import Installation
 
 pytestmark = [
     pytest.mark.sandbox,
+    pytest.mark.timeout(300),
     pytest.mark.skipif(os.geteuid() != 0, reason="sandboxes with checkpoints need root"),
 ]
 

@@ -84,7 +84,7 @@ async def test_an_image_is_pulled_pinned_pooled_claimed_and_run(
 
     async def is_replaced() -> bool:
         found = await stocked(paddock)
-        return bool(found) and found["status"]["imageDigest"] != digest
+        return bool(found) and found["status"].get("imageDigest", digest) != digest
 
     await eventually(is_replaced, seconds=90)
     assert await claimed(paddock) == second.prints

@@ -16,6 +16,7 @@ from paddock.runtime.local.images.debian import commands
 from paddock.runtime.local.images.debian.recipe import built_in, read_recipe
 from paddock.runtime.local.images.merged_tree import MergedTree
 from paddock.runtime.local.images.model import Image, Manifest
+from tests.disks import unmount
 from tests.runtime.local.images.small_roots import shell_root
 
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="a build needs root")
@@ -139,7 +140,7 @@ def overlay(tmp_path: Path) -> Iterator[Path]:
     options = f"lowerdir={lower},upperdir={upper},workdir={work}"
     subprocess.run(["mount", "-t", "overlay", "overlay", "-o", options, root], check=True)
     yield root
-    subprocess.run(["umount", root], check=True)
+    unmount(root)
 
 
 @needs_root

@@ -86,6 +86,14 @@ def write(path: Path, size: int, *, is_synced: bool = True) -> bool:
     return True
 
 
+def fill(ballast: Path, free_bytes: int) -> None:
+    """Allocate a file of which so much of its disk stays free."""
+    facts = os.statvfs(ballast.parent)
+    with ballast.open("wb") as file:
+        os.posix_fallocate(file.fileno(), 0, facts.f_bavail * facts.f_frsize - free_bytes)
+    os.sync()
+
+
 @pytest.mark.sandbox
 @pytest.mark.parametrize("is_synced", [True, False])
 def test_on_btrfs_sandboxes_can_write_until_half_of_the_reserve_is_left(
@@ -113,10 +121,7 @@ def test_on_btrfs_sandboxes_can_write_until_half_of_the_reserve_is_left(
 def test_a_tree_has_its_own_limit_again_when_there_is_space(on_btrfs: Storage):
     disk = on_btrfs.create("one", limit_bytes=64 * MIB)
     ballast = on_btrfs.trees.parent / "ballast"
-    facts = os.statvfs(ballast.parent)
-    with ballast.open("wb") as file:
-        os.posix_fallocate(file.fileno(), 0, facts.f_bavail * facts.f_frsize - 90 * MIB)
-    os.sync()
+    fill(ballast, free_bytes=90 * MIB)
     on_btrfs.keep_reserve()
     assert not write(disk.upper / "file", 8 * MIB)
     ballast.unlink()
@@ -136,10 +141,12 @@ with open("/home/user/file", "ab", buffering=0) as file:
 
 
 @pytest.mark.sandbox
-@pytest.mark.timeout(180)
+@pytest.mark.timeout(300)
 async def test_on_plain_directories_the_sandbox_that_fills_the_disk_ends(tmp_path: Path):
     with btrfs_disk(tmp_path, 4 << 30) as disk:
         reserve = f"--disk-reserve-bytes={2500 * MIB}"
+        # Sandboxes can be created, and there is less to write until half of the reserve is left.
+        fill(disk / "ballast", free_bytes=2900 * MIB)
         node = TestNode("--storage", "plain", "--warm-count=0", reserve, state=str(disk / "n"))
         await node.start()
         try:
@@ -151,7 +158,7 @@ async def test_on_plain_directories_the_sandbox_that_fills_the_disk_ends(tmp_pat
                 found = await node.runtime.inspect("writer")
                 return found is not None and found.state is InstanceState.FAILED
 
-            await eventually(has_failed, seconds=60)
+            await eventually(has_failed, seconds=120)
             found = await node.runtime.inspect("writer")
             assert found is not None
             assert "only half of the reserve is left" in (found.reason or "")

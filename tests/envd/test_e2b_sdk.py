@@ -15,6 +15,7 @@ from paddock.envd.process.direct_spawner import DirectSpawner
 from paddock.envd.process.init_spawner import InitSpawner
 from paddock.envd.server import Envd
 from tests.envd.rig import write_users
+from tests.sdk.clients import LEAVING
 
 SDK = Path(os.environ.get("PADDOCK_SDK_DIR", "/var/cache/paddock/sdk")) / "e2b-2.63.0"
 
@@ -62,6 +63,7 @@ async def test_an_sdk_session_succeeds(sdk_python: Path, address: str, session: 
     script = Path(__file__).parent / "sdk_scripts" / session
     process = await asyncio.create_subprocess_exec(
         sdk_python,
+        LEAVING,
         script,
         address,
         "tok",
@@ -70,4 +72,5 @@ async def test_an_sdk_session_succeeds(sdk_python: Path, address: str, session: 
     )
     said, _ = await process.communicate()
 
+    assert process.returncode == 0, said.decode()
     assert said.decode().strip().endswith("done"), said.decode()

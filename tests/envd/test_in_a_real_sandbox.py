@@ -15,6 +15,7 @@ from paddock.runtime.port import AgentConfig, Blueprint, Instance, Limits
 from tests.envd.rig import Stream, Wire, end, frame, output
 from tests.envd.test_e2b_sdk import sdk_python
 from tests.runtime.local.nodes import TestNode, envd_of, eventually
+from tests.sdk.clients import LEAVING
 
 pytestmark = [pytest.mark.sandbox, pytest.mark.timeout(240)]
 __all__ = ["sdk_python"]
@@ -108,6 +109,7 @@ async def run_client(box: Instance, sdk_python: Path, script_name: str) -> str:
     script = Path(__file__).parent / "sdk_scripts" / script_name
     process = await asyncio.create_subprocess_exec(
         sdk_python,
+        LEAVING,
         script,
         f"http://127.0.0.1:{port}",
         TOKEN,
@@ -118,7 +120,7 @@ async def run_client(box: Instance, sdk_python: Path, script_name: str) -> str:
     server.close()
     if relays:
         await asyncio.wait(relays, timeout=30)
-
+    assert process.returncode == 0, said.decode()
     return said.decode().strip()
 
 

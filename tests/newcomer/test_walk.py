@@ -1,6 +1,7 @@
 """README and every how-to guide do what they say, in order, on one new installation."""
 
 import os
+import time
 from collections.abc import Generator
 
 import pytest
@@ -11,7 +12,7 @@ from tests.newcomer.walk import Walk
 pytestmark = [
     pytest.mark.sandbox,
     pytest.mark.sdk,
-    pytest.mark.timeout(480),
+    pytest.mark.timeout(1200),
     pytest.mark.skipif(os.geteuid() != 0, reason="sandboxes with checkpoints need root"),
 ]
 
@@ -33,6 +34,7 @@ def steps(page: str) -> list[Block]:
 def test_a_new_user_can_follow_every_page(walk: Walk) -> None:
     walk.provide_image("tools.tar")
     for page in pages():
+        began = time.monotonic()
         if page == LAST:
             walk.interrupt()
         for block in steps(page):
@@ -40,3 +42,4 @@ def test_a_new_user_can_follow_every_page(walk: Walk) -> None:
                 walk.run(block)
             except AssertionError as error:
                 raise AssertionError(f"{block.place}: {error}") from error
+        print(f"{time.monotonic() - began:6.1f} s  {page}")

@@ -12,6 +12,10 @@ import pytest
 
 CACHE = Path(os.environ.get("PADDOCK_CACHE", "/var/cache/paddock")) / "sdk"
 SCRIPTS = Path(__file__).with_name("scripts")
+LEAVING = SCRIPTS / "leaving.py"
+"""Runs a program of a client, which ends without finalizing its interpreter."""
+LEAVE = "\nimport os, sys\nsys.stdout.flush()\nos._exit(0)\n"
+"""Ends a script of a client in the same way."""
 NEWEST, OLDER = "2.63.0", "2.7.0"
 NODE = Path(sys.executable).with_name("node")
 NODE_CLIENTS = CACHE / "node"

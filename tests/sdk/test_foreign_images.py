@@ -10,9 +10,9 @@ import pytest
 from paddock.runtime.local.images import ImageStore
 from tests.installation import Installation
 from tests.runtime.local.images.small_roots import shell_root, static_root
-from tests.sdk.clients import NEWEST, OLDER, python_of
+from tests.sdk.clients import LEAVE, NEWEST, OLDER, python_of
 
-pytestmark = [pytest.mark.sdk, pytest.mark.sandbox, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.sdk, pytest.mark.sandbox, pytest.mark.timeout(480)]
 
 TEMPLATES = """
 apiVersion: paddock.dev/v1alpha1
@@ -82,7 +82,7 @@ def paddock(installation: Installation, tmp_path_factory: pytest.TempPathFactory
 
 
 def client(script: str, version: str, environment: dict[str, str]) -> dict[str, str]:
-    command = [str(python_of(version)), "-c", script]
+    command = [str(python_of(version)), "-c", script + LEAVE]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=100)
     assert done.returncode == 0, done.stderr[-3000:]
     return json.loads(done.stdout)

@@ -7,9 +7,9 @@ import httpx
 import pytest
 
 from tests.installation import Installation
-from tests.sdk.clients import NEWEST, OLDER, SCRIPTS, python_of
+from tests.sdk.clients import LEAVING, NEWEST, OLDER, SCRIPTS, python_of
 
-pytestmark = [pytest.mark.sdk, pytest.mark.sandbox, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.sdk, pytest.mark.sandbox, pytest.mark.timeout(480)]
 
 TEMPLATE = {
     "apiVersion": "paddock.dev/v1alpha1",
@@ -30,7 +30,7 @@ def test_a_client_gets_the_policy_of_the_template_and_cannot_open_it(
     body = {"name": "member", "teamName": "research"}
     key = httpx.post(f"{installation.url}/api-keys", json=body, headers=admin).json()["key"]
     done = subprocess.run(
-        [python_of(version), SCRIPTS / "network_policy.py"],
+        [python_of(version), LEAVING, SCRIPTS / "network_policy.py"],
         env=environment | {"E2B_API_KEY": key},
         capture_output=True,
         text=True,

@@ -17,6 +17,7 @@ from tests.gateway.certificates import issue
 from tests.installation import Installation
 from tests.ports import free_ports
 from tests.runtime.local.nodes import eventually
+from tests.sdk.clients import LEAVE
 
 SDK = Path("/var/cache/paddock/sdk/e2b-2.63.0/bin/python")
 SESSION = """
@@ -189,7 +190,7 @@ async def test_the_real_client_works_over_tls_and_http_2_by_its_domain_alone(
         process = await asyncio.create_subprocess_exec(
             str(SDK),
             "-c",
-            SESSION,
+            SESSION + LEAVE,
             env={
                 "PATH": os.environ["PATH"],
                 "HOME": str(tmp_path),

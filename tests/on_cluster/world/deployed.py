@@ -18,6 +18,7 @@ from tests.cluster.info import ClusterInfo, RefusedError
 from tests.cluster.node.machine import RealNode
 from tests.gateway.certificates import issue
 from tests.on_cluster.world.installation import SDK
+from tests.sdk.clients import LEAVE
 
 PATIENCE_SECONDS = 400.0
 _PADDOCK = str(Path(sys.executable).parent / "paddock")
@@ -69,7 +70,7 @@ class Deployed:
         inside = ["nsenter", f"--target={self.node.pid}", "--net", "--"]
         near = [] if url.startswith("http://127.") else inside
         head = "import json, os\nfrom e2b import Sandbox\n"
-        command = [*near, str(SDK), "-c", head + script]
+        command = [*near, str(SDK), "-c", head + script + LEAVE]
         said = await self._run(command, **environment, **values)
         return json.loads(said.splitlines()[-1])
 

@@ -48,6 +48,7 @@ from tests.cluster.addresses import fresh_address
 from tests.cluster.info import ClusterInfo, RefusedError
 from tests.cluster.kubelet import NODE, ROOT, Kubelet
 from tests.ports import free_ports
+from tests.sdk.clients import LEAVE
 
 API_KEY = "e2b_" + "0123456789abcdef" * 2 + "01234567"
 LEASE_SECONDS = 6.0
@@ -483,7 +484,7 @@ class Installation:
         process = await asyncio.create_subprocess_exec(
             str(SDK),
             "-c",
-            PREAMBLE + script,
+            PREAMBLE + script + LEAVE,
             env=environment,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,

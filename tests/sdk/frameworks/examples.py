@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.sdk.clients import CACHE
+from tests.sdk.clients import CACHE, LEAVING
 from tests.sdk.frameworks.stub_model import StubModel
 
 EXAMPLES = Path(__file__).parents[3] / "examples" / "frameworks"
@@ -22,7 +22,11 @@ def programs_of(lock: str) -> Path:
 
 
 async def run(
-    command: list[object], environment: Mapping[str, str], model: StubModel, directory: Path
+    python: Path,
+    program: list[object],
+    environment: Mapping[str, str],
+    model: StubModel,
+    directory: Path,
 ) -> str:
     """Run a program with the model; return what it prints."""
     own = {
@@ -35,7 +39,7 @@ async def run(
         "LANGSMITH_TRACING": "false",
     }
     process = await asyncio.create_subprocess_exec(
-        *map(str, command),
+        *map(str, [python, LEAVING, *program]),
         cwd=directory,
         env={**environment, **own},
         stdout=asyncio.subprocess.PIPE,

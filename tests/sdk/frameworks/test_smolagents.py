@@ -29,7 +29,7 @@ async def test_a_code_agent_keeps_variables_between_its_steps(
     ):
         url = api.interpreter.url
         environment = {"E2B_API_URL": url, "E2B_SANDBOX_URL": url, "E2B_API_KEY": "e2b_" + "0" * 40}
-        command = [python, EXAMPLES / "smolagents_code.py"]
-        text = await run(command, {**os.environ, **environment}, model, tmp_path)
+        own = {**os.environ, **environment}
+        text = await run(python, [EXAMPLES / "smolagents_code.py"], own, model, tmp_path)
         assert api.killed == ["i1"]
     assert "832040" in text.splitlines()

@@ -9,10 +9,8 @@ from msgspec import structs
 
 from paddock.api.admission_webhook import Check
 from paddock.kit.errors import FieldProblem, InvalidError, PaddockError
-from paddock.resources.kinds.batch import BatchSandbox
-from paddock.resources.kinds.pool import SandboxPool
+from paddock.resources.contained_templates import Contained, contained_templates
 from paddock.resources.kinds.sandbox import Sandbox, SandboxSpec
-from paddock.resources.kinds.template import SandboxTemplate, SandboxTemplateSpec
 from paddock.resources.meta import ObjectMeta, Resource
 from paddock.resources.tokens import TokenSeed
 from paddock.runtime.blueprint import blueprint
@@ -33,26 +31,22 @@ def pod_check(settings: Settings) -> Check:
     )
 
     def check(old: Resource | None, new: Resource) -> Sequence[str]:
-        path, template = _template(new)
-        if template is None or (old is not None and _template(old)[1] == template):
-            return ()
-        _refuse_impossible(template, pods, path)
+        own = settings.cluster_id
+        before = (
+            {}
+            if old is None
+            else {item.path: item.template for item in contained_templates(old, cluster=own)}
+        )
+        for item in contained_templates(new, cluster=own):
+            if before.get(item.path) != item.template:
+                _refuse_impossible(item, pods)
         return ()
 
     return check
 
 
-def _template(obj: Resource) -> tuple[str, SandboxTemplateSpec | None]:
-    match obj:
-        case SandboxTemplate():
-            return "spec", obj.spec
-        case Sandbox() | SandboxPool() | BatchSandbox():
-            return "spec.template", obj.spec.template
-        case _:
-            return "", None
-
-
-def _refuse_impossible(template: SandboxTemplateSpec, pods: PodSettings, path: str) -> None:
+def _refuse_impossible(item: Contained, pods: PodSettings) -> None:
+    template = item.template
     example = Sandbox(
         metadata=ObjectMeta(name="example", namespace="default", uid="example"),
         spec=SandboxSpec(template=template),
@@ -61,16 +55,14 @@ def _refuse_impossible(template: SandboxTemplateSpec, pods: PodSettings, path: s
     try:
         render(wanted, pods, control_hash="")
     except InvalidError as error:
-        if path == "spec":
-            raise
-        text = error.message.replace("spec.podTemplate", f"{path}.podTemplate")
+        text = error.message.replace("spec.podTemplate", item.at("podTemplate"))
         inner = [
-            structs.replace(item, path=item.path.replace("spec.", f"{path}.", 1))
-            for item in error.problems
+            structs.replace(problem, path=item.at(problem.path.removeprefix("spec.")))
+            for problem in error.problems
         ]
         raise InvalidError(text, problems=inner, hint=error.hint) from error
     try:
         network_policy(wanted.egress, wanted.namespace, system_namespace=pods.system_namespace)
     except PaddockError as error:
-        problem = FieldProblem(f"{path}.network", error.message)
+        problem = FieldProblem(item.at("network"), error.message)
         raise InvalidError(str(problem), problems=[problem], hint=error.hint) from error

@@ -38,6 +38,11 @@ class PaddockError(Exception):
         self.hint = hint
         """The next step, for people."""
 
+    @property
+    def advice(self) -> str:
+        """The message and the next step: what a status says, where nobody reads a hint."""
+        return f"{self.message}; {self.hint}" if self.hint else self.message
+
 
 class FieldProblem(msgspec.Struct, frozen=True):
     """One thing wrong with one field."""

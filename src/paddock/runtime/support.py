@@ -11,15 +11,14 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from msgspec import Struct
 
 from paddock.kit.errors import FieldProblem, InvalidError
-from paddock.resources.kinds.batch import BatchSandbox
+from paddock.resources.contained_templates import Contained, contained_templates
 from paddock.resources.kinds.checkpoint import Checkpoint
-from paddock.resources.kinds.pool import SandboxPool
 from paddock.resources.kinds.sandbox import Sandbox
 from paddock.resources.kinds.template import (
     NetworkPolicy,
     PauseStrategy,
-    SandboxTemplate,
     SandboxTemplateSpec,
+    Volume,
 )
 from paddock.resources.kinds.template_build import TemplateBuild
 from paddock.resources.meta import Resource
@@ -156,21 +155,18 @@ def problems(
     old: Resource | None = None,
     *,
     allowed_paths: tuple[str, ...] | None = None,
+    cluster: str | None = None,
 ) -> list[FieldProblem]:
     """Return what a runtime cannot do of an object, or of the parts that an update changes.
 
-    `allowed_paths` are the directories that sandboxes may mount; `None`: not checked here.
+    `allowed_paths` are the directories that sandboxes may mount; `None`: not checked here. Members
+    of an environment in other clusters than `cluster` are those clusters' to check.
     """
     found: list[FieldProblem] = []
-    path, template = _template(new)
-    if template is not None and (old is None or _template(old)[1] != template):
-        found += [
-            FieldProblem(f"{path}.{field}", item.message)
-            for item in TEMPLATES.get(runtime, ())
-            for field in item.uses(template)
-        ]
-        if runtime == LOCAL and allowed_paths is not None:
-            found += _path_problems(template, path, allowed_paths)
+    before = _by_path(old, cluster)
+    for item in contained_templates(new, cluster=cluster):
+        if before.get(item.path) != item.template:
+            found += _template_problems(runtime, item, allowed_paths)
     if runtime == KUBERNETES:
         found += _pod_problems(new, old)
     if runtime == LOCAL and isinstance(new, Sandbox) and isinstance(old, Sandbox):
@@ -178,26 +174,45 @@ def problems(
     return found
 
 
-def _path_problems(
-    spec: SandboxTemplateSpec, path: str, allowed: tuple[str, ...]
+def _by_path(old: Resource | None, cluster: str | None) -> Mapping[str, SandboxTemplateSpec]:
+    if old is None:
+        return {}
+    return {item.path: item.template for item in contained_templates(old, cluster=cluster)}
+
+
+def _template_problems(
+    runtime: str, item: Contained, allowed_paths: tuple[str, ...] | None
 ) -> list[FieldProblem]:
-    return [
-        FieldProblem(f"{path}.volumes[{number}].hostPath", reason)
+    found: dict[str, str] = {}
+    for restriction in TEMPLATES.get(runtime, ()):
+        known = () if item.base is None else tuple(restriction.uses(item.base))
+        fields = (field for field in restriction.uses(item.template) if field not in known)
+        found |= dict.fromkeys(fields, restriction.message)
+    if runtime == LOCAL and allowed_paths is not None:
+        known = () if item.base is None else item.base.volumes
+        found |= _path_problems(item.template, known, allowed_paths)
+    return [FieldProblem(item.at(field), message) for field, message in found.items()]
+
+
+def _path_problems(
+    spec: SandboxTemplateSpec, known: tuple[Volume, ...], allowed: tuple[str, ...]
+) -> dict[str, str]:
+    return {
+        f"volumes[{number}].hostPath": reason
         for number, volume in enumerate(spec.volumes)
         if volume.host_path is not None
+        and volume not in known
         and (reason := host_paths.refusal(volume.host_path, allowed)) is not None
-    ]
+    }
 
 
 def check_network(runtime: str, network: NetworkPolicy) -> None:
     """Raise `InvalidError` for the network policy of a request that a runtime cannot enforce."""
-    found = _network_problems(network, "network") if runtime == KUBERNETES else []
+    if runtime != KUBERNETES:
+        return
+    found = [FieldProblem(f"network.{field}", _NO_HOSTS.message) for field in _named_hosts(network)]
     if found:
         raise InvalidError("; ".join(str(item) for item in found), problems=found)
-
-
-def _network_problems(network: NetworkPolicy, path: str) -> list[FieldProblem]:
-    return [FieldProblem(f"{path}.{field}", _NO_HOSTS.message) for field in _named_hosts(network)]
 
 
 def _pod_problems(new: Resource, old: Resource | None) -> list[FieldProblem]:
@@ -215,8 +230,6 @@ def _pod_problems(new: Resource, old: Resource | None) -> list[FieldProblem]:
     is_new = before is None or before.pause_strategy is not spec.pause_strategy
     if is_new and spec.pause_strategy is PauseStrategy.HIBERNATE:
         found.append(FieldProblem("spec.pauseStrategy", _NO_MEMORY.message))
-    if spec.network is not None and (before is None or before.network != spec.network):
-        found += _network_problems(spec.network, "spec.network")
     return found
 
 
@@ -236,23 +249,13 @@ def _running_problems(new: Sandbox, old: Sandbox) -> list[FieldProblem]:
     ]
 
 
-def _template(obj: Resource) -> tuple[str, SandboxTemplateSpec | None]:
-    match obj:
-        case SandboxTemplate():
-            return "spec", obj.spec
-        case Sandbox() | SandboxPool() | BatchSandbox():
-            return "spec.template", obj.spec.template
-        case _:
-            return "", None
-
-
 def support_check(
-    runtime: str, *, allowed_paths: tuple[str, ...] | None = None
+    runtime: str, *, allowed_paths: tuple[str, ...] | None = None, cluster: str | None = None
 ) -> Callable[[Resource | None, Resource], Sequence[str]]:
     """Return the check of an API: it raises `InvalidError` for what the runtime cannot do."""
 
     def check(old: Resource | None, new: Resource) -> Sequence[str]:
-        if found := problems(runtime, new, old, allowed_paths=allowed_paths):
+        if found := problems(runtime, new, old, allowed_paths=allowed_paths, cluster=cluster):
             text = "; ".join(str(item) for item in found)
             name = new.metadata.name or new.metadata.generate_name
             raise InvalidError(

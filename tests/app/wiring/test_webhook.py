@@ -9,7 +9,6 @@ from typing import Any
 import httpx
 import pytest
 
-from paddock.adapters.pod_admission import pod_check
 from paddock.api.admission_webhook import MAX_BODY_BYTES, create_app
 from paddock.app.wiring.tls import webhook
 from paddock.cli.kube.webhook import certificate
@@ -20,13 +19,19 @@ from tests.ports import free_ports
 BAD: dict[str, Any] = {"image": "i", "env": {"1=x": "y"}}
 
 
-def review(operation: str, spec: Any, *, old: Any = None, **metadata: Any) -> dict[str, Any]:
+HOST: dict[str, Any] = {"podTemplate": {"spec": {"hostPID": True}}}
+DOMAIN = {"allowInternetAccess": False, "allowOut": ["pypi.org"]}
+
+
+def review(
+    operation: str, spec: Any, *, old: Any = None, kind: str = "SandboxTemplate", **metadata: Any
+) -> dict[str, Any]:
     def template(content: Any) -> dict[str, Any]:
         return {"metadata": {"name": "t", "namespace": "n", **metadata}, "spec": content}
 
     request = {
         "uid": "r1",
-        "kind": {"group": "paddock.dev", "version": "v1alpha1", "kind": "SandboxTemplate"},
+        "kind": {"group": "paddock.dev", "version": "v1alpha1", "kind": kind},
         "operation": operation,
         "object": None if spec is None else template(spec),
         "oldObject": None if old is None else template(old),
@@ -35,7 +40,7 @@ def review(operation: str, spec: Any, *, old: Any = None, **metadata: Any) -> di
 
 
 async def post(body: Any) -> httpx.Response:
-    transport = httpx.ASGITransport(create_app([pod_check(Settings())]))
+    transport = httpx.ASGITransport(create_app(webhook.checks(Settings())))
     async with httpx.AsyncClient(transport=transport, base_url="http://webhook") as client:
         if isinstance(body, bytes):
             return await client.post("/validate", content=body)
@@ -55,6 +60,68 @@ async def test_a_refusal_lists_every_problem_with_its_path():
     assert response["status"]["code"] == 422
     assert "spec.env" in response["status"]["message"]
     assert "spec.network.denyOut[0]" in response["status"]["message"]
+
+
+def environment(member: dict[str, Any], **spec: Any) -> dict[str, Any]:
+    return {"templateRef": {"name": "t"}, "clusters": {"local": {"members": {"m": member}}}, **spec}
+
+
+def pooled(template: dict[str, Any]) -> dict[str, Any]:
+    return environment({"spec": {"template": template, "replicas": 1}})
+
+
+@pytest.mark.parametrize(
+    ("kind", "spec", "path", "alternative"),
+    [
+        ("SandboxTemplate", HOST, "spec.podTemplate.spec.hostPID", "remove these fields"),
+        ("SandboxPool", {"template": HOST, "replicas": 1}, "spec.template.podTemplate", "remove"),
+        (
+            "BatchSandbox",
+            {"template": {}, "shardPatches": [{}, HOST]},
+            "spec.shardPatches[1].podTemplate.spec.hostPID",
+            "remove these fields",
+        ),
+        (
+            "BatchSandbox",
+            {"template": {}, "shardPatches": [{"pauseStrategy": "Hibernate"}]},
+            "spec.shardPatches[0].pauseStrategy",
+            "use Freeze",
+        ),
+        (
+            "BatchSandbox",
+            {"template": {}, "shardPatches": [{"network": DOMAIN}]},
+            "spec.shardPatches[0].network.allowOut[0]",
+            "use addresses or CIDRs",
+        ),
+        (
+            "SandboxEnv",
+            pooled(HOST),
+            "spec.clusters[local].members[m].spec.template.podTemplate.spec.hostPID",
+            "remove these fields",
+        ),
+        (
+            "SandboxEnv",
+            pooled({"pauseStrategy": "Stop"}),
+            "spec.clusters[local].members[m].spec.template.pauseStrategy",
+            "volumeClaimTemplates",
+        ),
+        (
+            "SandboxEnv",
+            environment({}, overrides={"networkPolicy": DOMAIN}),
+            "spec.overrides.networkPolicy.allowOut[0]",
+            "use addresses or CIDRs",
+        ),
+    ],
+)
+async def test_every_template_of_an_object_is_checked(
+    kind: str, spec: dict[str, Any], path: str, alternative: str
+) -> None:
+    response = await verdict(review("CREATE", spec, kind=kind))
+    assert response["allowed"] is False
+    assert path in response["status"]["message"]
+    assert alternative in response["status"]["message"]
+    # What an update does not change is not refused.
+    assert (await verdict(review("UPDATE", spec, old=spec, kind=kind)))["allowed"]
 
 
 async def test_an_invalid_object_may_stay_unchanged_and_be_deleted():

@@ -13,6 +13,7 @@ from paddock.kit.errors import (
     DeadlineExceededError,
     InvalidError,
     NotFoundError,
+    PaddockError,
     UnavailableError,
     UnsupportedError,
 )
@@ -36,7 +37,14 @@ from paddock.runtime.kubernetes.network.policies import IDLE_SECONDS
 from paddock.runtime.kubernetes.node_agents import NodeAgents
 from paddock.runtime.kubernetes.pods.render import PodSettings
 from paddock.runtime.kubernetes.pods.watch import CREATE_SECONDS
-from paddock.runtime.port import AgentConfig, Blueprint, EgressPolicy, InstanceState, LogLine
+from paddock.runtime.port import (
+    AgentConfig,
+    Blueprint,
+    EgressPolicy,
+    InstanceState,
+    Limits,
+    LogLine,
+)
 from paddock.store.port import Page
 
 NOW = datetime(2030, 1, 1, tzinfo=UTC)
@@ -243,6 +251,28 @@ async def test_a_pod_of_another_sandbox_is_not_adopted(world):
     with pytest.raises(InvalidError, match="does not belong to this sandbox"):
         await world.driver.create(world.blueprint())
     assert await world.driver.inspect("u1") is None
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "reason", "alternative"),
+    [
+        ("checkpoint_id", "cp", "cannot be stored", "use an image"),
+        ("limits", Limits(io_read_iops=5), "Kubernetes does not limit it", "leave the rates out"),
+        ("limits", Limits(egress_bandwidth=5), "limits bandwidth", "leave the rates out"),
+        ("egress", EgressPolicy(allow_out=("pypi.org",)), "addresses only", "use addresses"),
+        ("pod_template", {"spec": {"hostPID": True}}, "gives access to the node", "remove"),
+    ],
+)
+async def test_what_pods_cannot_do_fails_the_sandbox_with_reason_and_alternative(
+    world, field, value, reason, alternative
+):
+    """Without the webhook, nothing has refused it before."""
+    with pytest.raises(PaddockError) as refused:
+        await world.make(**{field: value})
+    assert isinstance(refused.value, UnsupportedError | InvalidError)
+    assert reason in refused.value.advice
+    assert alternative in refused.value.advice
+    assert ("create", "Pod") not in world.cluster.writes
 
 
 def meta_key(meta):

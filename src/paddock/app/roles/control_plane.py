@@ -134,7 +134,8 @@ class ControlPlane:
         """The application of the declarative API."""
         kube = KubeApiSettings(tokens=(self.secrets.token,))
         allowed = host_paths.parse(self.settings.host_paths)
-        checks = [support_check(self.runtime.name, allowed_paths=allowed)]
+        own = self.settings.cluster_id
+        checks = [support_check(self.runtime.name, allowed_paths=allowed, cluster=own)]
         app = create_kube(
             self.store,
             kube,

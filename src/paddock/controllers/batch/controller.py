@@ -413,7 +413,7 @@ def _problem(batch: BatchSandbox) -> str:
         template_shards.check(batch)
         plan.check(batch)
     except InvalidError as error:
-        return error.message
+        return error.advice
     indexes = [item.shard for item in batch.status.allocations]
     if len(set(indexes)) != len(indexes) or any(index < 0 for index in indexes):
         return "status.allocations names a shard twice"

@@ -114,7 +114,7 @@ class SourceResolver:
                 resources=Resources(cpu=size.cpu, memory=size.memory) if size else None,
             )
         except (ForbiddenError, InvalidError) as error:
-            return plain, f"{error.message}; {error.hint}" if error.hint else error.message
+            return plain, error.advice
         if requirements.obstacle and in_line:
             obstacle = f"{requirements.obstacle}, and an environment creates none for one claim"
             return requirements, obstacle

@@ -43,7 +43,7 @@ class AdmissionStep:
                 env, run.name, run.member, template, size=run.size, instance_types=self._shapes
             )
         except InvalidError as error:
-            run.problem = MemberProblem("MemberInvalid", error.message)
+            run.problem = MemberProblem("MemberInvalid", error.advice)
         except NotFoundError as error:
             run.problem = MemberProblem("TemplateNotFound", error.message)
 

@@ -179,7 +179,7 @@ class EnvController:
                 )
                 return
             except InvalidError as error:
-                run.problem = MemberProblem("MemberInvalid", error.message)
+                run.problem = MemberProblem("MemberInvalid", error.advice)
                 return
             message = f"created pool {run.key.name} with {run.granted} sandboxes"
             self._recorder.normal(env, "PoolCreated", message)
@@ -197,7 +197,7 @@ class EnvController:
                 uid=run.pool.metadata.uid,
             )
         except InvalidError as error:
-            run.problem = MemberProblem("MemberInvalid", error.message)
+            run.problem = MemberProblem("MemberInvalid", error.advice)
             return
         others = [part for part in found.parts if part != "replicas"]
         if others:

@@ -186,12 +186,12 @@ class SandboxController:
         except _TRANSIENT as error:
             if isinstance(error, DiskFullError) and sandbox.spec.claim is not None:
                 # Somebody waits for it, and space does not come back by itself.
-                failed = steps.Fail(error.message, REASON_NO_SPACE)
+                failed = steps.Fail(error.advice, REASON_NO_SPACE)
                 return await self._fail(sandbox, failed, None)
             await self._start_errors.record(sandbox, error)
             raise
         except PaddockError as error:
-            return await self._fail(sandbox, steps.Fail(error.message), None)
+            return await self._fail(sandbox, steps.Fail(error.advice), None)
         self._start_errors.forget(sandbox.metadata.uid)
         self.image_pulls.forget(sandbox.metadata.uid)
         await self._image_versions.record(sandbox, template, instance)
@@ -232,7 +232,7 @@ class SandboxController:
         except _TRANSIENT:
             raise
         except PaddockError as error:
-            return await self._fail(current, steps.Fail(error.message), None)
+            return await self._fail(current, steps.Fail(error.advice), None)
         status = self._moved(current, None, instance)
         await self._write.update_status(structs.replace(current, status=status))
         return RequeueAfter(0.001, "started the new image")
@@ -266,7 +266,7 @@ class SandboxController:
                 if step.strategy is PauseStrategy.STOP:
                     instance = await self._start_again(current) or instance
         except NotFoundError as error:
-            return await self._fail(current, steps.Fail(error.message), None)
+            return await self._fail(current, steps.Fail(error.advice), None)
         current = await self._with_time_left(current)
         paused = current.status.phase in (Phase.PAUSED, Phase.RESUMING)
         status = self._moved(current, Trigger.RESUMED if paused else None, instance)
@@ -354,7 +354,7 @@ class SandboxController:
             raise
         except PaddockError as error:
             self._destroyed.discard(uid)
-            return await self._fail(current, steps.Fail(error.message), None)
+            return await self._fail(current, steps.Fail(error.advice), None)
         self._destroyed.discard(uid)
         status = self._moved(current, Trigger.RECYCLED, instance)
         status = structs.replace(status, recycled_count=status.recycled_count + 1)

@@ -202,20 +202,20 @@ class Pauses:
                 self._retry_budget.reset(sandbox.metadata.uid)
                 return await self._record_paused(sandbox, strategy, instance)
             self._recorder.warning(
-                sandbox, REASON_ENDED, f"its timeout has ended, and no pause works: {error.message}"
+                sandbox, REASON_ENDED, f"its timeout has ended, and no pause works: {error.advice}"
             )
             spec = structs.replace(spec, pause_time=None, shutdown_time=now)
         is_unsupported = isinstance(error, UnsupportedError)
         reason = REASON_PAUSE_UNSUPPORTED if is_unsupported else REASON_PAUSE_FAILED
-        self._recorder.warning(sandbox, reason, error.message)
+        self._recorder.warning(sandbox, reason, error.advice)
         conditions = with_condition(
-            sandbox, CONDITION_PAUSED, holds=False, reason=reason, text=error.message, now=now
+            sandbox, CONDITION_PAUSED, holds=False, reason=reason, text=error.advice, now=now
         )
         # The condition is written first: a client that waits for the pause then sees the reason.
         status = structs.replace(
             runnable_again(sandbox.status),
             phase=move(sandbox.status.phase, Trigger.PAUSE_FAILED),
-            message=error.message,
+            message=error.advice,
             conditions=conditions,
         )
         written = await self._write.update_status(structs.replace(sandbox, status=status))

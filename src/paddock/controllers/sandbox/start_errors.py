@@ -31,12 +31,12 @@ class StartErrors:
         """Write the error as the message of the status, unless it is there already."""
         uid, now = sandbox.metadata.uid, self._clock.monotonic()
         last = self._written_at.get(uid)
-        if sandbox.status.message == error.message:
+        if sandbox.status.message == error.advice:
             return
         if last is not None and now - last < WRITE_SECONDS:
             return
         self._written_at[uid] = now
-        status = structs.replace(sandbox.status, message=error.message)
+        status = structs.replace(sandbox.status, message=error.advice)
         try:
             await self._write.update_status(structs.replace(sandbox, status=status))
         except PaddockError as problem:

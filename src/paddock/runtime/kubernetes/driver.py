@@ -20,6 +20,7 @@ from paddock.kit.errors import (
 from paddock.resources.kinds.pods import Pod, VolumeClaim
 from paddock.resources.kinds.template import ImagePullPolicy
 from paddock.resources.meta import Resource, with_meta
+from paddock.runtime import rates
 from paddock.runtime.kubernetes import names
 from paddock.runtime.kubernetes.cluster import (
     ApiClient,
@@ -150,7 +151,13 @@ class KubernetesRuntime:
     async def create(self, blueprint: Blueprint) -> Instance:
         if blueprint.checkpoint_id is not None:
             raise UnsupportedError(
-                f"sandbox {blueprint.name} cannot start from a checkpoint: {_NO_MEMORY}"
+                f"sandbox {blueprint.name} cannot start from a checkpoint: {_NO_MEMORY}",
+                hint="use an image that has what the sandbox needs",
+            )
+        if any(getattr(blueprint.limits, name) for name in (*rates.NETWORK, *rates.DISK)):
+            raise UnsupportedError(
+                f"sandbox {blueprint.name} limits bandwidth or disk I/O: {_NO_RATES}",
+                hint="leave the rates out of the resources of its template",
             )
         pod = self._watch.get(blueprint.uid)
         if pod is None or pod.is_deleting:

@@ -8,7 +8,7 @@ from collections.abc import AsyncGenerator
 from pathlib import Path
 
 from paddock.adapters.pod_admission import pod_check
-from paddock.api.admission_webhook import create_app
+from paddock.api.admission_webhook import Check, create_app
 from paddock.app.wiring.http_server import AsgiServer, listen
 from paddock.kit.errors import InvalidError
 from paddock.kit.logs import fields
@@ -22,6 +22,11 @@ RELOAD_SECONDS = 30.0
 """How often the certificate files are read: a renewed certificate needs no restart."""
 
 
+def checks(settings: Settings) -> list[Check]:
+    """Return what the webhook checks beyond the schema."""
+    return [support_check(KUBERNETES, cluster=settings.cluster_id), pod_check(settings)]
+
+
 @contextlib.asynccontextmanager
 async def serving(settings: Settings) -> AsyncGenerator[None]:
     """Serve the webhook beside the body, if a certificate is set."""
@@ -31,7 +36,7 @@ async def serving(settings: Settings) -> AsyncGenerator[None]:
     files = (Path(settings.webhook_certificate), Path(settings.webhook_key))
     context = _loaded(files)
     server = AsgiServer(
-        create_app([support_check(KUBERNETES), pod_check(settings)]),
+        create_app(checks(settings)),
         listen(settings.api_host, settings.webhook_port),
         lambda: log.info("webhook is serving", extra=fields(port=settings.webhook_port)),
         tls=context,

@@ -318,16 +318,22 @@ async def test_a_paused_sandbox_shows_the_end_of_its_retention(retention, second
             assert left.total_seconds() == pytest.approx(seconds, abs=10)
 
 
-async def test_a_sandbox_that_is_kept_indefinitely_shows_when_it_was_paused() -> None:
-    async with paddock() as world:
-        made = await create(world, metadata={RETENTION: "forever"})
+@pytest.mark.parametrize(("setting", "metadata"), [(14 * 86400, {RETENTION: "forever"}), (0, {})])
+async def test_a_paused_sandbox_that_is_kept_indefinitely_shows_no_end(setting, metadata) -> None:
+    """Neither the end of its timeout nor the instant of its pause: nothing ends it."""
+    async with paddock(paused_retention_seconds=setting) as world:
+        unlimited = await create(
+            world, metadata={"e2b.agents.kruise.io/never-timeout": "true", **metadata}
+        )
+        end = (await world.http.get(f"/sandboxes/{unlimited['sandboxID']}")).json()["endAt"]
+        made = await create(world, metadata=metadata)
         path = f"/sandboxes/{made['sandboxID']}"
         assert (await world.http.post(f"{path}/pause")).is_success
         await asyncio.sleep(3600)
-        body = (await world.http.get(path)).json()
-        assert body["state"] == "paused"
-        paused_for = world.plane.clock.now() - datetime.fromisoformat(body["endAt"])
-        assert paused_for.total_seconds() == pytest.approx(3600, abs=10)
+        listed = (await world.http.get("/v2/sandboxes?state=paused")).json()
+        for body in ((await world.http.get(path)).json(), *listed):
+            assert (body["state"], body["endAt"]) == ("paused", end)
+        assert end.startswith("0001-01-01")
 
 
 async def test_the_pause_strategy_can_be_set_at_create() -> None:

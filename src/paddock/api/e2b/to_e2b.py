@@ -123,9 +123,6 @@ def _common(sandbox: Sandbox) -> dict[str, Any]:
     if sandbox.spec.paused and not paused and (before := sandbox.spec.before_pause) is not None:
         # It is being paused: its deadline applies until then.
         end = before.pause_time or before.shutdown_time
-    if paused and end is None and not deadlines.never_ends(sandbox.spec):
-        # As in E2B: its timeout ended with the pause. Kept indefinitely, it has no other end.
-        end = sandbox.status.paused_at
     return {
         "template_id": claim.template_id,
         "sandbox_id": claim.sandbox_id,

@@ -142,7 +142,8 @@ async def test_views_survive_hibernation_and_are_own_ones_in_a_fork(node):
         )
         (cloned,) = await runtime.fork("kept", (clone,))
         assert isinstance(cloned, Instance), cloned
-        assert (await look(cloned))["memory"] == "512"
+        seen = await look(cloned)
+        assert (seen["memory"], seen["nproc"], seen["online"]) == ("512", "1", "0 0 0")
         assert sees_own_limits(await look(made))
         await runtime.stop("kept")
         made = await runtime.restore("kept")

@@ -34,9 +34,9 @@ def in_threads(count, work):
     for number in range(count):
         threading.Thread(target=guarded, args=(number,), daemon=True).start()
 def install_filters():
-    load, allow = struct.pack("HBBI", 0x20, 0, 0, 0), struct.pack("HBBI", 0x06, 0, 0, 0x7FFF0000)
+    divide, allow = struct.pack("HBBI", 0x34, 0, 0, 7), struct.pack("HBBI", 0x06, 0, 0, 0x7FFF0000)
     libc.prctl(38, 1, 0, 0, 0)  # no new privileges
-    program = ctypes.create_string_buffer(load * 4089 + allow)
+    program = ctypes.create_string_buffer(divide * 4089 + allow)
     head = ctypes.create_string_buffer(struct.pack("HxxxxxxP", 4090, ctypes.addressof(program)))
     while libc.prctl(22, 2, head, 0, 0) == 0:
         pass

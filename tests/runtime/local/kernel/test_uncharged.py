@@ -101,15 +101,16 @@ def test_only_compiled_filters_of_the_list_of_mappings_are_summed():
     assert uncharged.compiled_filter_bytes(mappings) == 2101248
 
 
-def test_filters_of_threads_take_at_most_what_all_of_the_machine_take():
-    process = ProcessFacts(pid=1, uid=5, threads=100, filters=1, thread_filters=99)
+@pytest.mark.parametrize(("filters", "of_threads"), [(1, 99), (100, 0), (50, 50)])
+def test_filters_take_at_most_what_all_of_the_machine_take(filters: int, of_threads: int):
+    process = ProcessFacts(pid=1, uid=5, threads=100, filters=filters, thread_filters=of_threads)
 
-    def filters(compiled: int | None) -> int:
+    def size(compiled: int | None) -> int:
         used = uncharged.estimate([process], netlink=0, udp=0, locks=0, compiled_filters=compiled)
         return used.filters
 
-    assert filters(None) == filters(1 << 40) == 99 * uncharged.FILTER_BYTES
-    assert filters(2 << 20) == 2 << 20
+    assert size(None) == size(1 << 40) == 99 * uncharged.FILTER_BYTES
+    assert size(2 << 20) == 2 << 20
 
 
 @pytest.mark.parametrize(
@@ -176,3 +177,19 @@ def test_a_sandbox_may_have_a_tenth_of_its_limit_but_at_least_32_mib(limit, byte
 def test_more_pending_signals_than_a_share_end_a_sandbox():
     used = UnchargedMemory(pending_signals=uncharged.MAX_PENDING_SIGNALS + 1)
     assert "pending signals" in (uncharged.excess(used, 1 << 30) or "")
+
+
+def test_filters_beyond_a_fixed_number_end_a_sandbox_whatever_its_memory():
+    used = UnchargedMemory(filters=uncharged.MAX_FILTER_BYTES)
+    assert uncharged.excess(used, 64 << 30) is None
+    used = UnchargedMemory(filters=uncharged.MAX_FILTER_BYTES + 1)
+    assert "seccomp filters" in (uncharged.excess(used, 64 << 30) or "")
+
+
+def test_all_sandboxes_together_may_have_half_of_the_pool_of_filters():
+    assert uncharged.excess_of_all(250 << 20, 500 << 20) is None
+    assert "250 MiB are allowed" in (uncharged.excess_of_all(251 << 20, 500 << 20) or "")
+
+
+def test_data_in_sockets_stays_below_the_allowance_although_it_exceeds_its_limit():
+    assert uncharged.socket_limit(256 << 20) * 37 // 32 < uncharged.allowance(256 << 20)

@@ -361,3 +361,61 @@ async def test_filters_of_one_thread_are_found_in_its_turn(tmp_path: Path, monke
 
     assert cgroup.kills == ["s1"]
     assert "seccomp filters" in sandbox.kill_reason
+
+
+def a_sandbox_of(number: int) -> Any:
+    record = SimpleNamespace(init=SimpleNamespace(pid=number))
+    limits = Limits(memory_bytes=64 << 30)
+    return SimpleNamespace(
+        uid=f"u{number}", cgroup=str(number), record=record, limits=limits, kill_reason=None
+    )
+
+
+class Filtered(Cgroup):
+    """Cgroups of two processes each, named by the first one."""
+
+    def processes(self, name: str) -> list[int]:
+        return [int(name), int(name) + 1]
+
+
+def write_filters(proc: Path, pid: int, filters: int) -> None:
+    (proc / str(pid) / "fd").mkdir(parents=True, exist_ok=True)
+    status = f"Uid:\t5\t5\t5\t5\nSigQ:\t0/9\nSeccomp_filters:\t{1 + filters}\n"
+    (proc / str(pid) / "status").write_text(status)
+
+
+def write_pool(proc: Path, *, limit: int, compiled: int) -> None:
+    (proc / "sys" / "net" / "core").mkdir(parents=True, exist_ok=True)
+    (proc / "sys" / "net" / "core" / "bpf_jit_limit").write_text(f"{limit}\n")
+    (proc / "vmallocinfo").write_text(f"0x0-0x1 {compiled} bpf_prog_pack_alloc+0x9 pages=1\n")
+
+
+async def test_of_sandboxes_that_fill_the_pool_of_filters_the_one_with_most_is_killed(
+    tmp_path: Path,
+):
+    cgroup, sandboxes = Filtered(), [a_sandbox_of(number) for number in (10, 20, 30, 40)]
+    for sandbox, filters in zip(sandboxes, (200, 400, 300, 1), strict=True):
+        write_filters(tmp_path, int(sandbox.cgroup), filters)
+    write_pool(tmp_path, limit=100 << 20, compiled=80 << 20)
+    watch = a_watch(cgroup, tmp_path)
+
+    await watch.check_all(sandboxes)
+    assert cgroup.kills == ["20"]
+    assert "of all sandboxes" in sandboxes[1].kill_reason
+
+    # The others are below the half without it.
+    del sandboxes[1]
+    write_pool(tmp_path, limit=100 << 20, compiled=41 << 20)
+    await watch.check_all(sandboxes)
+    assert cgroup.kills == ["20"]
+
+
+async def test_filters_that_many_processes_have_inherited_kill_no_sandbox(tmp_path: Path):
+    cgroup, sandboxes = Filtered(), [a_sandbox_of(number) for number in (10, 20, 30)]
+    for sandbox in sandboxes:
+        write_filters(tmp_path, int(sandbox.cgroup), 100_000)
+    write_pool(tmp_path, limit=100 << 20, compiled=6 << 20)
+
+    await a_watch(cgroup, tmp_path).check_all(sandboxes)
+
+    assert cgroup.kills == []

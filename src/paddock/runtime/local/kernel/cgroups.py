@@ -186,7 +186,7 @@ class Cgroups:
                     both = str(2 * limits.memory_bytes)
                     _write(f"{at}/memory.memsw.limit_in_bytes", both, optional=True)
                 # Data in sockets of TCP and UDP is not part of the memory limit of version 1.
-                sockets = uncharged.allowance(limits.memory_bytes) if limits.memory_bytes else -1
+                sockets = uncharged.socket_limit(limits.memory_bytes) if limits.memory_bytes else -1
                 _write(f"{at}/memory.kmem.tcp.limit_in_bytes", str(sockets), optional=True)
         if (at := self._at("pids", name)) is not None:
             _write(f"{at}/pids.max", str(limits.pids or "max"))

@@ -3,7 +3,8 @@
 The kernel counts inotify watches for the creator of the user namespace, which is the node: all
 sandboxes and the machine's root share one count, with a default for one desktop. Open files and
 pids are counted for the whole machine. One sandbox could exhaust these for all others, so they are
-raised until a sandbox reaches its own memory or pids limit first.
+raised until a sandbox reaches its own memory or pids limit first. Compiled seccomp filters have one
+pool, which is enlarged; `uncharged.py` bounds what sandboxes take of it.
 """
 
 import logging
@@ -21,6 +22,8 @@ _MINIMUMS = {
     "fs/file-max": (1 << 63) - 1,
     # The kernel's maximum.
     "kernel/pid_max": 1 << 22,
+    # The maximum of x86-64, twice the default.
+    "net/core/bpf_jit_limit": (1 << 30) - (16 << 20),
 }
 
 

@@ -5,7 +5,7 @@ not (measured with Linux 6.18): messages in the queues of netlink sockets, in co
 in error queues, connections that no process has accepted, multicast groups, file locks, compiled
 seccomp filters, and what is behind descriptors of timers and epoll. The kernel has no counter of
 them per sandbox, but /proc lists them. Pending signals are charged, but all sandboxes of a machine
-share one count.
+share one count. Compiled filters are also part of one pool of the machine (`bpf_jit_limit`).
 
 Other objects of this kind are refused (`launch/native/init/confine.h`) or limited by the cgroup
 (`cgroups.py`). SECURITY.md lists all of them.
@@ -26,8 +26,9 @@ _HEADROOM = 0.75
 LOCK_BYTES = 224
 DESCRIPTOR_BYTES = 352
 """The largest object behind a descriptor that is not charged: a timer."""
-FILTER_BYTES = 33 << 10
-"""A compiled seccomp filter of the maximum length."""
+FILTER_BYTES = 84 << 10
+"""A compiled seccomp filter of the maximum length, of divisions by a register. Others are smaller:
+divisions by a number take 51 KiB, loads 15 KiB."""
 CONNECTION_BYTES = 2560
 """A TCP connection that belongs to no process."""
 TIME_WAIT_BYTES = 256
@@ -37,6 +38,10 @@ MEMBER_BYTES = 1280
 """… and each socket in it."""
 MAX_PENDING_SIGNALS = 16_384
 """The default limit of a machine with 24 GiB is 96,000, for all sandboxes together."""
+
+
+MAX_FILTER_BYTES = 512 * FILTER_BYTES
+"""An eighth of the pool that the kernel has by default, for all sandboxes together."""
 
 
 class ProcessFacts(Struct, frozen=True):
@@ -52,6 +57,11 @@ class ProcessFacts(Struct, frozen=True):
     """Those of the other threads, which may share theirs with the first."""
     pending_signals: int = 0
     """Of all processes with the same user."""
+
+    @property
+    def own_filters(self) -> int:
+        """Filters beyond the one that every process has; several may share one."""
+        return max(self.filters - 1, 0) + self.thread_filters
 
 
 class UnchargedMemory(Struct, frozen=True):
@@ -96,6 +106,14 @@ def allowance(memory_limit: int) -> int:
     return max(memory_limit // _SHARE, _LEAST_ALLOWANCE)
 
 
+def socket_limit(memory_limit: int) -> int:
+    """Return the limit of data in TCP and UDP sockets on cgroup v1.
+
+    What has been received is charged without a check, so a sixth more was measured.
+    """
+    return allowance(memory_limit) * 4 // 5
+
+
 def excess(used: UnchargedMemory, memory_limit: int) -> str | None:
     """Return why a sandbox must end, or `None` if it may continue."""
     if used.pending_signals > MAX_PENDING_SIGNALS:
@@ -103,12 +121,30 @@ def excess(used: UnchargedMemory, memory_limit: int) -> str | None:
             f"it has {used.pending_signals} pending signals, more than the {MAX_PENDING_SIGNALS} "
             "that a sandbox may have"
         )
+    if used.filters > MAX_FILTER_BYTES:
+        return (
+            f"its seccomp filters took {used.filters >> 20} MiB of a pool that all sandboxes share; "
+            f"{MAX_FILTER_BYTES >> 20} MiB are allowed"
+        )
     if used.total > allowance(memory_limit) * _HEADROOM:
         return (
             f"its {used.largest} took {used.total >> 20} MiB of kernel memory beyond its limit; "
             f"{allowance(memory_limit) >> 20} MiB are allowed"
         )
     return None
+
+
+def excess_of_all(filters: int, pool: int) -> str | None:
+    """Return why one of all sandboxes must end, or `None`, by their filters and the pool of them.
+
+    Half of the pool is left for new sandboxes and other programs of the machine.
+    """
+    if filters <= pool // 2:
+        return None
+    return (
+        f"it has most of the {filters >> 20} MiB of seccomp filters of all sandboxes; "
+        f"{pool // 2 >> 20} MiB are allowed"
+    )
 
 
 def estimate(
@@ -123,15 +159,14 @@ def estimate(
 ) -> UnchargedMemory:
     """Sum up what the processes of a sandbox hold; `locks` is a number, the others are bytes.
 
-    `compiled_filters` is what all filters of the machine take, if known: those of threads, which
-    may be shared, take no more.
+    `compiled_filters` is what all filters of the machine take, if known: those of processes and
+    threads, which may share them with their parents, take no more.
     """
-    descriptors = filters = of_threads = 0
+    descriptors = filters = 0
     signals: dict[int, int] = {}
     for process in processes:
         descriptors += process.descriptors
-        filters += max(process.filters - 1, 0)
-        of_threads += process.thread_filters * FILTER_BYTES
+        filters += process.own_filters * FILTER_BYTES
         signals[process.uid] = max(process.pending_signals, signals.get(process.uid, 0))
     return UnchargedMemory(
         netlink=netlink,
@@ -139,8 +174,7 @@ def estimate(
         tcp=tcp,
         multicast=multicast,
         locks=locks * LOCK_BYTES,
-        filters=filters * FILTER_BYTES
-        + (of_threads if compiled_filters is None else min(of_threads, compiled_filters)),
+        filters=filters if compiled_filters is None else min(filters, compiled_filters),
         descriptors=descriptors * DESCRIPTOR_BYTES,
         pending_signals=sum(signals.values()),
     )

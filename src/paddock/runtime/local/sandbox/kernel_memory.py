@@ -4,7 +4,9 @@
 A sandbox that has used no CPU time since it was last inspected holds what it held then, so an idle
 one costs the read of a counter. All are inspected every two seconds, and at once when the kernel
 memory of the machine grows (`kernel/kernel_growth.py`), those first that have run most. If only
-init is left in a sandbox, no process can hold anything, and less is read.
+init is left in a sandbox, no process can hold anything, and less is read. Seccomp filters of all
+sandboxes come from one pool of the machine: if they take half of it, the sandbox with most is
+killed.
 """
 
 import asyncio
@@ -62,6 +64,8 @@ class KernelMemoryWatch:
         self._proc = proc
         self._inspected_at: dict[str, float] = {}
         """The CPU time of each sandbox when it was last inspected, by uid."""
+        self._filters: dict[str, int] = {}
+        """The size of each sandbox's filters when it was last inspected, by uid."""
         self._turn = 0
 
     async def run(self, sandboxes: Callable[[], Sequence[NodeSandbox]]) -> None:
@@ -100,13 +104,38 @@ class KernelMemoryWatch:
             sandbox, init = rest[done - 1]
             # Its cgroup may belong to another sandbox by now.
             if reason is not None and sandbox.record.init == init:
-                log.warning(
-                    "sandbox killed for kernel memory",
-                    extra=fields(sandbox=sandbox.uid, reason=reason),
-                )
-                sandbox.kill_reason = reason
-                self._cgroups.kill(sandbox.cgroup)
+                self._kill(sandbox, reason)
             rest = rest[done:]
+        await self._check_pool(sandboxes)
+
+    def _kill(self, sandbox: NodeSandbox, reason: str) -> None:
+        log.warning(
+            "sandbox killed for kernel memory", extra=fields(sandbox=sandbox.uid, reason=reason)
+        )
+        sandbox.kill_reason = reason
+        self._filters.pop(sandbox.uid, None)
+        self._cgroups.kill(sandbox.cgroup)
+
+    async def _check_pool(self, sandboxes: Sequence[NodeSandbox]) -> None:
+        """Kill the sandbox with most filters if all together take too much of their pool.
+
+        One in each check: its filters are gone from the pool only after a moment.
+        """
+        filters = sum(self._filters.values())
+        if filters <= uncharged.MAX_FILTER_BYTES:
+            return
+        reason: str | None = await self._run_in_thread(self._excess_of_pool, filters)
+        by_uid = {one.uid: one for one in sandboxes if one.record.init is not None}
+        most = max(self._filters.keys() & by_uid.keys(), key=self._filters.__getitem__, default="")
+        if reason is not None and most:
+            self._kill(by_uid[most], reason)
+
+    def _excess_of_pool(self, filters: int) -> str | None:
+        pool = _read(self._proc / "sys/net/core/bpf_jit_limit")
+        if not pool or uncharged.excess_of_all(filters, int(pool)) is None:
+            return None
+        compiled = self._all_compiled_filters()
+        return uncharged.excess_of_all(min(filters, compiled or filters), int(pool))
 
     def _inspect_some(
         self, sandboxes: Sequence[tuple[NodeSandbox, Init]], locks: LockTable, thorough: bool
@@ -117,6 +146,7 @@ class KernelMemoryWatch:
                 continue
             limit = sandbox.limits.memory_bytes or _machine_memory()
             used = self.inspect(sandbox.cgroup, init.pid, locks, limit, thorough)
+            self._filters[sandbox.uid] = used.filters
             if (reason := uncharged.excess(used, limit)) is not None:
                 return number, reason
         return len(sandboxes), None
@@ -134,6 +164,9 @@ class KernelMemoryWatch:
             self._inspected_at[sandbox.uid] = last
             if len(self._inspected_at) % _BATCH == 0:
                 await asyncio.sleep(0)  # do not block the loop: there may be hundreds
+        self._filters = {
+            uid: size for uid, size in self._filters.items() if uid in self._inspected_at
+        }
         due.sort(key=lambda one: one[0], reverse=True)
         return [sandbox for _, sandbox in due]
 
@@ -198,11 +231,15 @@ class KernelMemoryWatch:
         return sum(uncharged.unaccepted_bytes(_read(tables / name)) for name in ("tcp", "tcp6"))
 
     def _compiled_filters(self, processes: Sequence[ProcessFacts]) -> int | None:
-        """Return the size of the machine's filters if threads have many; `None` if they do not."""
-        count = sum(process.thread_filters for process in processes)
+        """Return the size of the machine's filters if these have many; `None` if they do not."""
+        count = sum(process.own_filters for process in processes)
         if count * uncharged.FILTER_BYTES < uncharged.allowance(0) // 2:
             return None
-        return uncharged.compiled_filter_bytes(_read(self._proc / "vmallocinfo"))
+        return self._all_compiled_filters()
+
+    def _all_compiled_filters(self) -> int | None:
+        """Return the size of the machine's filters, or `None` if the kernel does not list it."""
+        return uncharged.compiled_filter_bytes(_read(self._proc / "vmallocinfo")) or None
 
     def _processes(self, pids: Sequence[int], thorough: bool) -> list[ProcessFacts]:
         processes: list[ProcessFacts] = []

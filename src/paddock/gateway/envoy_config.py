@@ -18,7 +18,13 @@ _ROUTER = f"{_TYPES}.filters.http.router.v3.Router"
 _TLS = f"{_TYPES}.transport_sockets.tls.v3.DownstreamTlsContext"
 _SECRET = f"{_TYPES}.transport_sockets.tls.v3.Secret"
 _UPSTREAM = f"{_TYPES}.upstreams.http.v3.HttpProtocolOptions"
+_MONITORS = f"{_TYPES}.resource_monitors"
+_CONNECTIONS = f"{_MONITORS}.downstream_connections.v3.DownstreamConnectionsConfig"
+_HEAP = f"{_MONITORS}.fixed_heap.v3.FixedHeapConfig"
+_TIMERS = "type.googleapis.com/envoy.config.overload.v3.ScaleTimersOverloadActionConfig"
 _UNLIMITED = 100_000
+_IDLE_SECONDS = 620
+"""As the gateways behind it: longer than load balancers keep idle connections."""
 
 
 class TlsListener(Struct, frozen=True, kw_only=True):
@@ -32,6 +38,14 @@ class TlsListener(Struct, frozen=True, kw_only=True):
     key: str
     secret_file: str
     """File with `certificate_secret`, which Envoy watches."""
+    connections: int = 20_000
+    """More are refused, so that clients do not use up memory and descriptors."""
+    silent_seconds: float = 15
+    """The longest TLS handshake. While Envoy is short of memory, also the shortest time that a
+    connection may be idle."""
+    heap_bytes: int = 256 << 20
+    """Idle connections are closed the sooner, the more of the second half of this is in use. One
+    takes 14 KiB, so this happens before they are as many as `connections`."""
 
 
 def configuration(listener: TlsListener) -> dict[str, Any]:
@@ -48,11 +62,58 @@ def configuration(listener: TlsListener) -> dict[str, Any]:
                         {"level": level, "name": name, "int_value": value}
                         for level, name, value in KEEPALIVE_OPTIONS
                     ],
-                    "filter_chains": [{"transport_socket": _tls(listener), "filters": [_http()]}],
+                    "filter_chains": [
+                        {
+                            "transport_socket": _tls(listener),
+                            "transport_socket_connect_timeout": f"{listener.silent_seconds}s",
+                            "filters": [_http()],
+                        }
+                    ],
                 }
             ],
             "clusters": [_gateways(listener)],
         },
+        "overload_manager": _overload(listener),
+    }
+
+
+def _overload(listener: TlsListener) -> dict[str, Any]:
+    """Bound connections. Envoy cannot count them by address."""
+    heap = "envoy.resource_monitors.fixed_heap"
+    return {
+        "resource_monitors": [
+            {
+                "name": "envoy.resource_monitors.global_downstream_max_connections",
+                "typed_config": {
+                    "@type": _CONNECTIONS,
+                    "max_active_downstream_connections": listener.connections,
+                },
+            },
+            {
+                "name": heap,
+                "typed_config": {"@type": _HEAP, "max_heap_size_bytes": listener.heap_bytes},
+            },
+        ],
+        "actions": [
+            {
+                "name": "envoy.overload_actions.reduce_timeouts",
+                "triggers": [
+                    {
+                        "name": heap,
+                        "scaled": {"scaling_threshold": 0.5, "saturation_threshold": 0.95},
+                    }
+                ],
+                "typed_config": {
+                    "@type": _TIMERS,
+                    "timer_scale_factors": [
+                        {
+                            "timer": "HTTP_DOWNSTREAM_CONNECTION_IDLE",
+                            "min_timeout": f"{listener.silent_seconds}s",
+                        }
+                    ],
+                },
+            }
+        ],
     }
 
 
@@ -128,7 +189,10 @@ def _http() -> dict[str, Any]:
             "normalize_path": False,
             "merge_slashes": False,
             "upgrade_configs": [{"upgrade_type": "websocket"}],
-            "common_http_protocol_options": {"idle_timeout": "620s", "max_headers_count": 128},
+            "common_http_protocol_options": {
+                "idle_timeout": f"{_IDLE_SECONDS}s",
+                "max_headers_count": 128,
+            },
             "http_protocol_options": {"accept_http_10": True, "enable_trailers": True},
             "http2_protocol_options": {
                 "max_concurrent_streams": 1000,

@@ -5,12 +5,16 @@ import contextlib
 import json
 import os
 import ssl
+from collections.abc import AsyncGenerator
 from pathlib import Path
+from typing import NamedTuple
 
 import aiohttp
 import pytest
 
 from paddock.app.up import envoy as tls
+from paddock.gateway.envoy_config import TlsListener, certificate_secret, configuration
+from paddock.gateway.limits import GatewayLimits
 from paddock.kit.errors import InvalidError
 from paddock.settings import Settings
 from tests.gateway.certificates import issue
@@ -165,6 +169,99 @@ async def test_a_new_certificate_is_used_without_a_restart_and_open_connections_
         await envoy.communicate()
         server.close()
         await asyncio.gather(*filter(None, answering))
+
+
+class Envoy(NamedTuple):
+    """An Envoy in front of a server that answers every request."""
+
+    port: int
+    authority: Path
+
+    async def connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        """Connect by TLS."""
+        context = ssl.create_default_context(cafile=str(self.authority))
+        return await asyncio.open_connection(
+            "127.0.0.1", self.port, ssl=context, server_hostname="x.e2b.localhost"
+        )
+
+    async def serves(self) -> bool:
+        """Whether a new client is served."""
+        try:
+            reader, writer = await self.connect()
+        except (ssl.SSLError, OSError):
+            return False
+        writer.write(b"GET / HTTP/1.1\r\nHost: x.e2b.localhost\r\nConnection: close\r\n\r\n")
+        response = await reader.read()
+        writer.transport.abort()
+        return response.startswith(b"HTTP/1.1 200")
+
+
+@contextlib.asynccontextmanager
+async def an_envoy(directory: Path, **limits: float) -> AsyncGenerator[Envoy]:
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError):
+            await reader.readuntil(b"\r\n\r\n")
+            writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\nConnection: close\r\n\r\nok")
+        writer.close()
+
+    authority, certificate, key = issue(directory, "*.e2b.localhost")
+    port, front = free_ports(2)
+    listener = TlsListener(
+        host="127.0.0.1",
+        port=port,
+        front_port=front,
+        certificate=str(certificate),
+        key=str(key),
+        secret_file=str(directory / "secret.json"),
+        **limits,  # type: ignore[arg-type]
+    )
+    Path(listener.secret_file).write_text(json.dumps(certificate_secret(listener)))
+    file = directory / "envoy.json"
+    file.write_text(json.dumps(configuration(listener)))
+    server = await asyncio.start_server(answer, "127.0.0.1", front)
+    process = await asyncio.create_subprocess_exec(
+        *(tls.binary(), "-c", str(file), "--disable-hot-restart", "--concurrency", "2"),
+        stderr=asyncio.subprocess.DEVNULL,
+    )
+    try:
+        envoy = Envoy(port, authority)
+        await eventually(envoy.serves, seconds=60)
+        yield envoy
+    finally:
+        process.terminate()
+        await process.wait()
+        server.close()
+
+
+async def test_silent_connections_are_closed_before_their_handshake_and_others_served(
+    tmp_path: Path,
+) -> None:
+    async with an_envoy(tmp_path, connections=20, silent_seconds=2) as envoy:
+        silent = [await asyncio.open_connection("127.0.0.1", envoy.port) for _ in range(20)]
+        # They are all that it accepts, until it closes them.
+        await eventually(envoy.serves, seconds=60)
+        for reader, writer in silent:
+            assert await asyncio.wait_for(reader.read(), 60) == b""
+            writer.transport.abort()
+
+
+async def test_clients_that_are_silent_after_the_handshake_are_closed_when_memory_is_short(
+    tmp_path: Path,
+) -> None:
+    async with an_envoy(tmp_path, silent_seconds=1, heap_bytes=1) as envoy:
+        silent = [await envoy.connect() for _ in range(20)]
+        for reader, writer in silent:
+            assert b"HTTP/1.1 200" not in await asyncio.wait_for(reader.read(), 60)
+            writer.transport.abort()
+        assert await envoy.serves()
+
+
+def test_more_connections_than_the_limit_of_gateways_shorten_the_time_of_idle_ones() -> None:
+    """A silent connection takes 14 KiB of Envoy."""
+    listener = TlsListener(host="", port=1, front_port=2, certificate="", key="", secret_file="")
+    assert listener.connections == GatewayLimits().connections
+    assert listener.silent_seconds == GatewayLimits().first_byte_seconds
+    assert listener.connections * (14 << 10) > listener.heap_bytes
 
 
 @pytest.mark.sandbox

@@ -123,7 +123,7 @@ def excess(used: UnchargedMemory, memory_limit: int) -> str | None:
         )
     if used.filters > MAX_FILTER_BYTES:
         return (
-            f"its seccomp filters took {used.filters >> 20} MiB of a pool that all sandboxes share; "
+            f"its seccomp filters took {used.filters >> 20} MiB of the pool of all sandboxes; "
             f"{MAX_FILTER_BYTES >> 20} MiB are allowed"
         )
     if used.total > allowance(memory_limit) * _HEADROOM:

@@ -72,9 +72,11 @@ KINDS: tuple[KindInfo, ...] = (
         columns=(
             _column("Image", ".spec.image"),
             _column("Build", ".status.build"),
+            _column("Revision", ".status.revision"),
             _column("CPU", ".spec.resources.cpu"),
             _column("Memory", ".spec.resources.memory"),
             _column("Public", ".spec.public", "boolean", 1),
+            _column("Digest", ".status.imageDigest", priority=1),
             _AGE,
         ),
     ),

@@ -28,9 +28,10 @@ from paddock.controllers.sandbox.images.versions import ImageVersions
 from paddock.controllers.sandbox.templates import CachedTemplates
 from paddock.controllers.sandbox.waiting_requests import WaitingRequests
 from paddock.controllers.sandbox.wall_clock import watch_clock
+from paddock.controllers.template.controller import TemplateController
 from paddock.controllers.template_build import events as build_events
 from paddock.controllers.template_build.controller import TemplateBuildController
-from paddock.engine.controller import Controller, namespace_of
+from paddock.engine.controller import Controller, namespace_of, own_key
 from paddock.engine.recorder import Recorder
 from paddock.kit.clock import Clock
 from paddock.resources.kinds.checkpoint import Checkpoint
@@ -161,11 +162,18 @@ class Controllers:
         self._sandbox_queue = sandbox.queue
         on_team_change(self._enqueue_team)
         self.all: tuple[Controller[Key], ...] = (
-            *(sandbox, pool, checkpoint, claim, env),
+            *(sandbox, pool, checkpoint, claim, env, self._template_controller()),
             *batches.controllers,
             *environments.adoption(recorder),
             *([] if builds is None else [self._build_controller(builds)]),
         )
+
+    def _template_controller(self) -> Controller[Key]:
+        templates = self._provider.informer(SandboxTemplate)
+        reconcile = TemplateController(templates, self._provider.write).reconcile
+        controller = Controller("template", reconcile, workers=2)
+        controller.watches(templates, own_key)
+        return controller
 
     def _build_controller(self, builds: TemplateBuildController) -> Controller[Key]:
         controller = Controller("template build", builds.reconcile, workers=BUILD_WORKERS)

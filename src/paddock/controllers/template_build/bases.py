@@ -22,7 +22,12 @@ from paddock.kit.errors import (
     UnauthenticatedError,
 )
 from paddock.resources.kinds.checkpoint import Checkpoint, CheckpointPhase
-from paddock.resources.kinds.template import NetworkPolicy, SandboxTemplate, SandboxTemplateSpec
+from paddock.resources.kinds.template import (
+    ImagePullPolicy,
+    NetworkPolicy,
+    SandboxTemplate,
+    SandboxTemplateSpec,
+)
 from paddock.resources.kinds.template_build import (
     ANNOTATION_LOGIN,
     REASON_BASE,
@@ -84,7 +89,12 @@ class Bases:
         if spec.from_template:
             return self._template(build, spec.from_template)
         image = await self._pulled(build)
-        template = SandboxTemplateSpec(image=spec.from_image, resources=spec.resources)
+        template = SandboxTemplateSpec(
+            image=spec.from_image,
+            # Its sandboxes start from what was resolved here, also if the tag moves meanwhile.
+            image_digest=None if "@" in spec.from_image else image.digest or None,
+            resources=spec.resources,
+        )
         # The content counts, not the name: a tag that was moved is another base.
         identity = image.identity or image.digest or spec.from_image
         return ResolvedBase(
@@ -96,7 +106,10 @@ class Bases:
         self._check_host(name, is_host=name == HOST_IMAGE)
         try:
             image = await self._runtime.ensure_image(
-                name, team=build.spec.owner, credentials=await self._logins(build)
+                name,
+                team=build.spec.owner,
+                policy=_policy(build),
+                credentials=await self._logins(build),
             )
         except (NotFoundError, ForbiddenError, InvalidError, UnauthenticatedError) as error:
             raise StepFailedError(self._reason(build, error), step=REASON_BASE) from error
@@ -172,6 +185,7 @@ class Bases:
             context=StepContext(workdir=template.workdir, env=dict(template.env)),
             start_command=template.start_command or "",
             ready_command=built.spec.ready_command if built else ready,
+            digest=template.image_digest or "",
         )
 
     def _checkpoint(self, template: SandboxTemplateSpec, home: str) -> Checkpoint | None:
@@ -199,6 +213,11 @@ class Bases:
         if key is None or template is None or not template.status.build:
             return None
         return self._provider.get(TemplateBuild, Key(key.namespace, template.status.build))
+
+
+def _policy(build: TemplateBuild) -> ImagePullPolicy:
+    """Return when the registry is asked: a forced build follows a tag that was moved."""
+    return ImagePullPolicy.ALWAYS if build.spec.force else ImagePullPolicy.IF_NOT_PRESENT
 
 
 def _without_grants(template: SandboxTemplateSpec) -> SandboxTemplateSpec:

@@ -32,7 +32,11 @@ from paddock.resources.kinds.template_build import (
     TemplateBuild,
 )
 from paddock.resources.meta import Key
-from paddock.resources.transitions.template_build import is_default, with_build
+from paddock.resources.transitions.template_build import (
+    is_default,
+    with_build,
+    with_build_status,
+)
 from paddock.resources.transitions.template_tags import is_superseded
 
 log = logging.getLogger(__name__)
@@ -172,10 +176,7 @@ class BuildEnds:
             return None if is_old(template) else with_build(template, built)
 
         def recorded(template: SandboxTemplate) -> SandboxTemplate | None:
-            if is_old(template):
-                return None
-            status = structs.replace(template.status, build=built.metadata.name)
-            return structs.replace(template, status=status)
+            return None if is_old(template) else with_build_status(template, built)
 
         try:
             await write.mutate(SandboxTemplate, key, applied)

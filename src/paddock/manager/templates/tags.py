@@ -15,7 +15,7 @@ from paddock.resources.kinds.template_build import TemplateBuild
 from paddock.resources.meta import ObjectMeta
 from paddock.resources.template_references import DEFAULT_TAG, parse_reference
 from paddock.resources.transitions import template_tags
-from paddock.resources.transitions.template_build import with_build
+from paddock.resources.transitions.template_build import with_build, with_build_status
 from paddock.resources.transitions.template_tags import MAX_TAGS
 
 RESOURCE = "templatebuilds"
@@ -59,13 +59,12 @@ class TemplateTags:
             lambda now: with_build(now, build),
             uid=template.metadata.uid,
         )
-
-        def recorded(now: SandboxTemplate) -> SandboxTemplate:
-            status = structs.replace(now.status, build=build.metadata.name)
-            return structs.replace(now, status=status)
-
         await self._provider.write.mutate(
-            SandboxTemplate, template.key, recorded, uid=template.metadata.uid, is_status=True
+            SandboxTemplate,
+            template.key,
+            lambda now: with_build_status(now, build),
+            uid=template.metadata.uid,
+            is_status=True,
         )
 
     async def add(self, template: SandboxTemplate, tags: Sequence[str], build: str) -> None:

@@ -245,7 +245,8 @@ class SandboxTemplateStatus(ResourcePart, frozen=True, kw_only=True):
     observed_generation: int = 0
     """The generation that this status reflects."""
     revision: str = ""
-    """Hash of the specification. It changes when new sandboxes would differ."""
+    """Hash of the specification, as pools show it. It changes when new sandboxes would differ.
+    Empty until the template can start sandboxes."""
     image: str = ""
     """Image that `imageDigest` belongs to."""
     image_digest: str = ""

@@ -62,7 +62,7 @@ class TemplateBuildSpec(ResourcePart, frozen=True, kw_only=True):
     steps: tuple[BuildStep, ...] = ()
     """Instructions, in order."""
     force: bool = False
-    """Whether nothing is taken from the cache."""
+    """Whether nothing is taken from the cache, and the registry is asked for `fromImage` again."""
     start_command: str = ""
     """Command that is started after the steps. Its processes are part of the template."""
     ready_command: str = ""
@@ -91,7 +91,7 @@ class TemplateBuildStatus(ResourcePart, frozen=True, kw_only=True):
     cached_steps: int = 0
     """Number of steps that were taken from the cache."""
     image_digest: str = ""
-    """Digest of the image that `fromImage` stood for."""
+    """Digest of the image that the base stood for."""
     checkpoint_id: str = ""
     """Public id of the checkpoint that sandboxes of this build start from."""
     template: SandboxTemplateSpec | None = None

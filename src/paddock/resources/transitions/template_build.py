@@ -50,6 +50,18 @@ def with_build(template: SandboxTemplate, build: TemplateBuild) -> SandboxTempla
     return structs.replace(template, spec=spec)
 
 
+def with_build_status(template: SandboxTemplate, build: TemplateBuild) -> SandboxTemplate:
+    """Return the template with a status that names the build and the image below it."""
+    built = build.status.template
+    status = structs.replace(
+        template.status,
+        build=build.metadata.name,
+        image=built.image if built is not None else "",
+        image_digest=build.status.image_digest,
+    )
+    return structs.replace(template, status=status)
+
+
 def restricted(base: SandboxTemplateSpec, template: SandboxTemplate) -> SandboxTemplateSpec:
     """Return what sandboxes of a build start from, with the restrictions of its template."""
     return structs.replace(

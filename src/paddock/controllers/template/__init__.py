@@ -1,0 +1,1 @@
+"""Reports the revision of templates in their status."""

@@ -51,11 +51,14 @@ CONFIG = {
 }
 
 
-def config_blob(layers: Sequence[bytes], config: Mapping[str, object] = CONFIG) -> bytes:
+def config_blob(
+    layers: Sequence[bytes],
+    config: Mapping[str, object] = CONFIG,
+    platform: Mapping[str, str] | None = None,
+) -> bytes:
     diff_ids = [f"sha256:{hashlib.sha256(layer).hexdigest()}" for layer in layers]
     document = {
-        "architecture": "amd64",
-        "os": "linux",
+        **(platform or {"architecture": "amd64", "os": "linux"}),
         "config": config,
         "rootfs": {"type": "layers", "diff_ids": diff_ids},
     }
@@ -69,8 +72,9 @@ def oci_layout(
     name: str | None = "app:1",
     zstd: bool = False,
     config: Mapping[str, object] = CONFIG,
+    platform: Mapping[str, str] | None = None,
 ) -> Path:
-    """Write an OCI layout with compressed layers."""
+    """Write an OCI layout with compressed layers; the platform is linux/amd64 by default."""
     blobs = target / "blobs" / "sha256"
     blobs.mkdir(parents=True)
 
@@ -83,7 +87,7 @@ def oci_layout(
     manifest = {
         "schemaVersion": 2,
         "mediaType": "application/vnd.oci.image.manifest.v1+json",
-        "config": put(config_blob(layers, config), "config.v1+json"),
+        "config": put(config_blob(layers, config, platform), "config.v1+json"),
         "layers": [
             put(_zstd(layer), "layer.v1.tar+zstd")
             if zstd

@@ -114,34 +114,6 @@ async def test_an_image_of_docker_hub_comes_from_a_mirror(
     assert store.has("python:3.12")
 
 
-async def test_the_platform_of_this_machine_is_chosen_from_an_index(
-    server: Registry, make_puller: MakePuller
-) -> None:
-    ours = _descriptor(server, "app", "1")
-    other = {**ours, "digest": "sha256:" + "0" * 64}
-    _put_index(
-        server,
-        "app",
-        "multi",
-        [
-            {**other, "platform": {"os": "unknown", "architecture": "unknown"}},
-            {**other, "platform": {"os": "linux", "architecture": "s390x"}},
-            {**ours, "platform": {"os": "linux", "architecture": "amd64"}},
-        ],
-        children=False,
-    )
-    assert (await make_puller().pull(f"{server.host}/app:multi", team="t")).is_new
-    _put_index(
-        server,
-        "app",
-        "alien",
-        [{**ours, "platform": {"os": "linux", "architecture": "s390x"}}],
-    )
-    with pytest.raises(NotFoundError, match="not found for linux/amd64") as caught:
-        await make_puller().pull(f"{server.host}/app:alien", team="t")
-    assert "linux/s390x" in (caught.value.hint or "")
-
-
 async def test_an_image_that_does_not_exist_is_not_found(
     server: Registry, make_puller: MakePuller
 ) -> None:
@@ -231,33 +203,3 @@ def _manifest(server: Registry, name: str, tag: str) -> dict:
     )
     with urllib.request.urlopen(request, timeout=10) as response:
         return json.load(response)
-
-
-def _descriptor(server: Registry, name: str, tag: str) -> dict:
-    request = urllib.request.Request(
-        f"{server.url}/v2/{name}/manifests/{tag}",
-        headers={"Accept": "application/vnd.oci.image.manifest.v1+json"},
-    )
-    with urllib.request.urlopen(request, timeout=10) as response:
-        data = response.read()
-        return {
-            "digest": f"sha256:{hashlib.sha256(data).hexdigest()}",
-            "size": len(data),
-            "mediaType": response.headers["Content-Type"],
-        }
-
-
-def _put_index(
-    server: Registry, name: str, tag: str, manifests: list[dict], *, children: bool = True
-) -> None:
-    kind = "application/vnd.oci.image.index.v1+json"
-    # A registry accepts an index only if it has the manifests, except those it cannot know.
-    known = manifests if children else [one for one in manifests if "0" * 64 not in one["digest"]]
-    document = {"schemaVersion": 2, "mediaType": kind, "manifests": known}
-    request = urllib.request.Request(
-        f"{server.url}/v2/{name}/manifests/{tag}",
-        data=json.dumps(document).encode(),
-        headers={"Content-Type": kind},
-        method="PUT",
-    )
-    urllib.request.urlopen(request, timeout=10).close()

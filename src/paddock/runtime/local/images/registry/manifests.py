@@ -16,6 +16,8 @@ MANIFEST_TYPES = (*_INDEXES, *_MANIFESTS)
 """The media types that are requested."""
 MAX_LAYERS = 500
 _ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
+_BASELINES = {"amd64": 1, "arm64": 8}
+"""The variant that the name of an architecture alone stands for."""
 
 
 class Platform(Struct, frozen=True, kw_only=True):
@@ -80,12 +82,21 @@ def this_platform() -> Platform:
 
 
 def choose_platform(index: RegistryManifest, wanted: Platform, name: str) -> Descriptor:
-    """Return the manifest of an index for a platform; the first of several variants."""
+    """Return the manifest of an index for a platform.
+
+    Of several variants the highest that the platform includes, else the lowest there is: an index
+    need not say that its only image is for every machine of the architecture.
+    """
     found = index.manifests or ()
-    for descriptor in found:
-        one = descriptor.platform
-        if one is not None and (one.os, one.architecture) == (wanted.os, wanted.architecture):
-            return descriptor
+    fitting = [
+        (_level(one), descriptor)
+        for descriptor in found
+        if (one := descriptor.platform) is not None
+        and (one.os, one.architecture) == (wanted.os, wanted.architecture)
+    ]
+    if fitting:
+        limit = _level(wanted)
+        return min(fitting, key=lambda item: (item[0] > limit, abs(limit - item[0])))[1]
     offered = sorted(
         {str(one.platform) for one in found if one.platform and one.platform.os != "unknown"}
     )
@@ -93,6 +104,15 @@ def choose_platform(index: RegistryManifest, wanted: Platform, name: str) -> Des
         f"image {name!r} not found for {wanted}",
         hint=f"the registry has it for {', '.join(offered[:20]) or 'no platform'}",
     )
+
+
+def _level(one: Platform) -> int:
+    """Return the number of a variant such as `v8`; without one, that of the architecture."""
+    number = one.variant.removeprefix("v")
+    # At most two digits: a registry may send anything.
+    if number.isascii() and number.isdecimal() and len(number) <= 2:
+        return int(number)
+    return _BASELINES.get(one.architecture, 0)
 
 
 def layers_of(manifest: RegistryManifest, name: str) -> tuple[Descriptor, tuple[Descriptor, ...]]:

@@ -22,8 +22,8 @@ async def test_a_sandbox_is_created_from_an_allowed_image() -> None:
         found = world.provider.claimed_sandbox(answer.json()["sandboxID"])
         assert found is not None
         assert found.metadata.uid not in stock
-        assert found.spec.template is not None
-        assert found.spec.template.image == "team/tool:7"
+        assert found.spec.image == "team/tool:7"
+        assert world.runtime.blueprint(found.metadata.uid).image == "team/tool:7"
         assert found.spec.claim is not None
         assert found.spec.claim.metadata == {"mine": "stays"}
 

@@ -3,6 +3,7 @@
 import asyncio
 import base64
 import json
+from collections.abc import Awaitable, Callable
 
 import pytest
 from msgspec import structs
@@ -10,8 +11,9 @@ from msgspec import structs
 from paddock.claims.requests import NewSandbox
 from paddock.kit.errors import DeadlineExceededError, NotFoundError, UnavailableError
 from paddock.resources.kinds.builtin import Event, Secret
+from paddock.resources.kinds.claim import InplaceUpdate, SandboxClaim, SandboxClaimSpec
 from paddock.resources.kinds.pool import CONDITION_DEGRADED, SandboxPool
-from paddock.resources.kinds.sandbox import CONDITION_IMAGE, Phase, Sandbox
+from paddock.resources.kinds.sandbox import CONDITION_IMAGE, LABEL_POOL, Phase, Sandbox
 from paddock.resources.kinds.template import (
     ImagePullPolicy,
     SandboxTemplate,
@@ -216,6 +218,80 @@ async def test_pull_secrets_are_those_of_the_namespace_of_the_template() -> None
         assert team == "default"
         expected = RegistryCredentials(host="registry.example", username="u", password="never tell")
         assert credentials == (expected,)
+
+
+OTHER = "registry.example/private:1"
+
+
+def is_running(world: World, sandbox: Sandbox) -> bool:
+    found = world.provider.get(Sandbox, sandbox.key)
+    return found is not None and found.status.phase is Phase.RUNNING
+
+
+async def own_image_by_create(world: World) -> Sandbox:
+    return await world.manager.claims.create(CALLER, structs.replace(PYTHON, image=OTHER))
+
+
+async def own_image_by_claim(world: World) -> Sandbox:
+    spec = SandboxClaimSpec(template_name="python", inplace_update=InplaceUpdate(image=OTHER))
+    meta = ObjectMeta(namespace="default", name="own")
+    await world.store.create(SandboxClaim(metadata=meta, spec=spec))
+    await world.until(lambda: any(item.spec.claim for item in world.provider.all(Sandbox)))
+    return next(item for item in world.provider.all(Sandbox) if item.spec.claim is not None)
+
+
+@pytest.mark.parametrize("has_digest", [False, True])
+@pytest.mark.parametrize("claim", [own_image_by_create, own_image_by_claim])
+@pytest.mark.parametrize("is_cluster", [False, True])
+async def test_an_image_that_a_client_names_has_nothing_of_the_template(
+    claim: Callable[[World], Awaitable[Sandbox]], is_cluster: bool, has_digest: bool
+) -> None:
+    """Neither its pull secrets, also not those that a pod names, nor the version of its image."""
+    capabilities = structs.replace(
+        ALL_CAPABILITIES, can_pull_images=not is_cluster, can_update_image=is_cluster
+    )
+    runtime = Recording(capabilities=capabilities)
+    async with paddock(runtime=runtime, claim_images="*") as world:
+        await world.store.create(pull_secret("login"))
+        await apply(world, image_pull_secrets=("login",), image_digest=ONE if has_digest else None)
+        if not is_cluster:
+            runtime.images.publish(OTHER, TWO)
+        sandbox = await claim(world)
+        await world.until(lambda: is_running(world, sandbox))
+        used = runtime.blueprint(sandbox.metadata.uid)
+        assert (used.image, used.image_pull_secrets) == (OTHER, ())
+        assert used.image_digest in ("", TWO)
+    assert [credentials for _, credentials in runtime.given] == ([] if is_cluster else [()])
+
+
+async def test_an_image_that_a_client_names_is_pulled_as_its_team() -> None:
+    runtime = Recording(capabilities=structs.replace(ALL_CAPABILITIES, can_update_image=False))
+    async with paddock(runtime=runtime, claim_images="*") as world:
+        runtime.images.publish(OTHER, TWO)
+        await apply(world)
+        await world.manager.claims.create(
+            structs.replace(CALLER, team="research"), structs.replace(PYTHON, image=OTHER)
+        )
+        template = world.provider.get(SandboxTemplate, KEY)
+        assert template is not None
+        assert template.status.image_digest == ""
+    assert [team for team, _ in runtime.given] == ["research"]
+
+
+async def test_a_warm_sandbox_with_pull_secrets_gets_no_other_image() -> None:
+    async with paddock(runtime=Recording(), claim_images="*") as world:
+        await world.store.create(pull_secret("login"))
+        world.runtime.images.publish(IMAGE, ONE)
+        pool = SandboxPool(metadata=ObjectMeta(namespace="default", name="python"))
+        template = SandboxTemplateSpec(image=IMAGE, image_pull_secrets=("login",))
+        spec = structs.replace(pool.spec, template=template, replicas=1)
+        await world.provider.write.create(structs.replace(pool, spec=spec))
+        await world.stocked(1, "python")
+        made = await world.manager.claims.create(CALLER, structs.replace(PYTHON, image=OTHER))
+        assert LABEL_POOL not in made.metadata.labels
+        assert world.runtime.blueprint(made.metadata.uid).image_pull_secrets == ()
+        own = await world.manager.claims.create(CALLER, structs.replace(PYTHON, image=IMAGE))
+        assert world.runtime.blueprint(own.metadata.uid).image_pull_secrets == ("login",)
 
 
 async def test_pull_secrets_are_not_read_where_machines_pull_by_themselves() -> None:

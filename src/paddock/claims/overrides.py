@@ -19,6 +19,7 @@ from paddock.resources.kinds.template import Resources, SandboxTemplateSpec
 from paddock.resources.transitions.claim import ClaimRequirements
 
 _KEEPS_IMAGE = "this runtime cannot change the image of a warm sandbox"
+_KEEPS_PULL_SECRETS = "a warm sandbox has the pull secrets of its template"
 _KEEPS_SIZE = "this runtime cannot give a warm sandbox that size"
 
 
@@ -57,18 +58,19 @@ class ClaimOverrides:
             _require_image(template)
         base = template.resources
         size = base if resources is None else self._sized(base, resources)
-        made_of = structs.replace(template, image=image) if image else template
-        can_update = self._agent.can_update_image() if image else False
         obstacle = ""
-        if image and not can_update:
+        if image and not self._agent.can_update_image():
             obstacle = _KEEPS_IMAGE
+        elif image not in ("", template.image) and template.image_pull_secrets:
+            # A pod cannot lose them, and they are not for images that clients name.
+            obstacle = _KEEPS_PULL_SECRETS
         elif size != base and not self._agent.can_resize(base, size):
             obstacle = _KEEPS_SIZE
         return ClaimRequirements(
-            template=made_of,
+            template=template,
             size=size,
             resources=None if size == base else size,
-            image=image if can_update else None,
+            image=image or None,
             obstacle=obstacle,
         )
 

@@ -33,16 +33,17 @@ def blueprint(
     ceiling: NetworkPolicy | None = None,
 ) -> Blueprint:
     """Return the blueprint of a sandbox. `ceiling` is the network policy of its team."""
-    metadata = sandbox.metadata
+    metadata, is_own = sandbox.metadata, has_own_image(sandbox, template)
     return Blueprint(
         uid=metadata.uid,
         namespace=metadata.namespace,
         name=metadata.name,
         image=sandbox.spec.image or template.image,
-        image_digest="" if has_own_image(sandbox, template) else template.image_digest or "",
+        image_digest="" if is_own else template.image_digest or "",
         image_team=image_team(sandbox, template),
         image_pull_policy=template.image_pull_policy,
-        image_pull_secrets=template.image_pull_secrets,
+        # They are for the image of the template, not for one that a client names.
+        image_pull_secrets=() if is_own else template.image_pull_secrets,
         checkpoint_id=checkpoint_id,
         restore_memory=sandbox.spec.restore_memory,
         limits=sandbox_limits(sandbox.spec.resources, template.resources),

@@ -46,7 +46,7 @@ class Terms(ResourcePart, frozen=True, kw_only=True):
     """SHA-256 of the token that requests need if the policy in effect is private."""
     resources: Resources | None = None
     image: str | None = None
-    """Replaces the image of the running sandbox."""
+    """The image instead of the template's; a running sandbox is started from it."""
     pause_strategy: PauseStrategy | None = None
     paused_retention_seconds: int | None = None
     shutdown_time: datetime | None = None
@@ -68,7 +68,7 @@ class ClaimRequirements(ResourcePart, frozen=True, kw_only=True):
     resources: Resources | None = None
     """The same, where it differs from the template."""
     image: str | None = None
-    """The image for a warm sandbox, where it differs from the template's."""
+    """The image that the claim names, instead of the template's."""
     network: NetworkPolicy | None = None
     """The network policy that the request asks for; `None`: that of the template."""
     network_opened: bool = False

@@ -261,7 +261,7 @@ async def test_credentials_are_not_sent_to_the_target_of_a_redirect(
     ],
 )
 async def test_a_redirect_to_a_private_address_is_refused(
-    bad: Misbehaving, make_puller: MakePuller, target: str
+    bad: Misbehaving, store: ImageStore, make_puller: MakePuller, tmp_path: Path, target: str
 ) -> None:
     async def redirect(_: web.Request, data: bytes) -> web.StreamResponse:
         return web.Response(status=307, headers={"Location": target})
@@ -270,6 +270,9 @@ async def test_a_redirect_to_a_private_address_is_refused(
     settings = RegistrySettings(private=frozenset({f"127.0.0.1:{bad.port}"}))
     with pytest.raises((ForbiddenError, InvalidError), match=r"private|TLS|redirects to"):
         await make_puller(settings).pull(bad.name, team="t")
+    _nothing_is_left(store, tmp_path)
+    files = [path for path in (tmp_path / "downloads").rglob("*") if path.is_file()]
+    assert sum(path.stat().st_size for path in files) == 0
 
 
 async def test_redirects_are_bounded(bad: Misbehaving, make_puller: MakePuller) -> None:

@@ -33,6 +33,7 @@ from tests.runtime.local.images.registry.servers import (
     basic_auth,
     push,
     registry,
+    write_config,
 )
 
 ALWAYS, NEVER = ImagePullPolicy.ALWAYS, ImagePullPolicy.NEVER
@@ -181,6 +182,24 @@ async def test_a_team_cannot_reach_this_machine_unless_the_operator_allows_it(
         await ensure(make_provider(RegistrySettings()), name)
     allowed = RegistrySettings(private=frozenset({server.host}))
     assert (await ensure(make_provider(allowed), name)).digest
+
+
+async def test_a_team_never_uses_the_credentials_of_the_operator(
+    make_provider: MakeProvider, store: ImageStore, tmp_path: Path
+) -> None:
+    with registry(tmp_path / "private", auth=basic_auth(tmp_path / "private")) as private:
+        layout = builders.oci_layout(tmp_path / "layout", LAYERS)
+        push(layout, private, "app:1", "--dest-creds", f"{USER}:{PASSWORD}")
+        name = f"{private.host}/app:1"
+        settings = RegistrySettings(
+            private=frozenset({ANY_HOST}),
+            docker_config=write_config(tmp_path, private.host, USER, PASSWORD),
+        )
+        with pytest.raises(ForbiddenError, match="access denied"):
+            await ensure(make_provider(settings), name)
+        assert not store.has(name)
+        puller = Puller(store, tmp_path / "downloads", settings)
+        assert (await puller.pull(name, team=None)).is_new
 
 
 async def test_a_private_image_is_for_the_teams_with_access_only(

@@ -99,6 +99,12 @@ class DownloadDirectory:
         async with self._locked(digest):
             self.path(digest).unlink(missing_ok=True)
 
+    async def discard(self, digest: str) -> None:
+        """Remove a blob of an image that was refused, also the beginning of one."""
+        async with self._locked(digest):
+            self.path(digest).unlink(missing_ok=True)
+            self._part(digest).unlink(missing_ok=True)
+
     async def _attempt(self, client: RegistryClient, blob: Descriptor, on_bytes: OnBytes) -> None:
         part = self._part(blob.digest)
         descriptor = os.open(part, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)

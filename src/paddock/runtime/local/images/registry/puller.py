@@ -242,12 +242,20 @@ class _Pull:
             ),
         )
         own.shutdown(wait=False)
+        refusal: InvalidError | None = None
         try:
             image = await asyncio.shield(unpacking)
+        except InvalidError as error:
+            refusal = error
+            raise
         finally:
             await self._end_downloads()
             # After an error the thread ends with its next layer; until then it uses the store.
             await asyncio.wait({unpacking})
+            if refusal is not None:
+                # The same bytes would be refused again: there is nothing to continue.
+                for digest in self._layers:
+                    await self._downloads.discard(digest)
         for layer in self._layers.values():
             await self._downloads.remove(layer.digest)
             self._report(layer, "unpacked" if layer.digest in missing else "present", layer.size)

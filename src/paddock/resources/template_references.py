@@ -13,7 +13,7 @@ from paddock.resources.schema import formats
 DEFAULT_TAG = "default"
 """The tag that a reference without one means."""
 _REFERENCE = re.compile(
-    r"^(?:(?P<space>[a-z0-9][a-z0-9_-]*)/)?(?P<name>[a-z0-9][a-z0-9_.-]*)(?::(?P<tag>[a-z0-9_.-]+))?$"
+    r"(?:(?P<space>[a-z0-9_-]+)/)?(?P<name>[a-z0-9_-][a-z0-9_.-]*)(?::(?P<tag>[a-z0-9_.-]+))?"
 )
 _HASH_DIGITS = 10
 
@@ -29,7 +29,7 @@ class TemplateReference(NamedTuple):
 
 def parse_reference(text: str) -> TemplateReference | None:
     """Return the parts of a reference; `None` if it is malformed."""
-    match = _REFERENCE.match(text.lower())
+    match = _REFERENCE.fullmatch(text.lower())
     if match is None:
         return None
     return TemplateReference(match["space"] or "", match["name"], match["tag"] or DEFAULT_TAG)

@@ -141,6 +141,19 @@ async def test_a_member_registers_a_build_and_gets_ids_names_and_tags() -> None:
         assert made.metadata.owner_references[0].kind == "SandboxTemplate"
 
 
+@pytest.mark.parametrize("name", ["_private", "trailing-", "-x", "__", "a" * 128, "9_9-"])
+async def test_names_of_the_service_are_accepted_and_found_again(name: str) -> None:
+    async with paddock(pool_size=0) as world:
+        client = await red(world)
+        made = await client.built(f"{name}:v1")
+        assert made["aliases"] == [name]
+        again = await client.request(f"red/{name}")
+        assert again["templateID"] == made["templateID"]
+        found = await client.ask("GET", f"/templates/aliases/{name}", 200)
+        assert found["templateID"] == made["templateID"]
+        await client.ask("DELETE", f"/templates/{name}", 204)
+
+
 async def test_names_that_no_object_can_have_become_aliases() -> None:
     async with paddock(pool_size=0) as world:
         client = await red(world)

@@ -14,6 +14,7 @@ class Reply(Struct, frozen=True):
 
     status: int = 0
     stdout: bytes = b""
+    stderr: bytes = b""
     seconds: float = 0.0
     error: Exception | None = None
 
@@ -48,6 +49,8 @@ class FakeShell:
             raise reply.error
         if reply.stdout:
             await on_output("stdout", reply.stdout)
+        if reply.stderr:
+            await on_output("stderr", reply.stderr)
         return reply.status
 
     async def copy(self, sandbox: Sandbox, files: CopyFiles) -> None:

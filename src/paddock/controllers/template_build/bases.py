@@ -12,6 +12,7 @@ from paddock.cache.provider import Provider
 from paddock.claims.caller import Caller
 from paddock.claims.template_resolver import TemplateResolver
 from paddock.controllers.template_build.keys import StepContext, hashed
+from paddock.controllers.template_build.layers import start_context_of
 from paddock.controllers.template_build.sandboxes import BuildBase
 from paddock.controllers.template_build.steps.runner import StepFailedError
 from paddock.kit.errors import (
@@ -51,6 +52,8 @@ class ResolvedBase(Struct, frozen=True, kw_only=True):
     context: StepContext = StepContext()
     start_command: str = ""
     ready_command: str = ""
+    start_context: StepContext = StepContext()
+    """User, working directory and variables of these commands."""
     digest: str = ""
 
 
@@ -185,6 +188,7 @@ class Bases:
             context=StepContext(workdir=template.workdir, env=dict(template.env)),
             start_command=template.start_command or "",
             ready_command=built.spec.ready_command if built else ready,
+            start_context=_start_context(template, checkpoint),
             digest=template.image_digest or "",
         )
 
@@ -213,6 +217,14 @@ class Bases:
         if key is None or template is None or not template.status.build:
             return None
         return self._provider.get(TemplateBuild, Key(key.namespace, template.status.build))
+
+
+def _start_context(template: SandboxTemplateSpec, checkpoint: Checkpoint | None) -> StepContext:
+    """Return what the start command of a base runs with; it may have inherited the command."""
+    inherited = start_context_of(checkpoint) if checkpoint is not None else None
+    return inherited or StepContext(
+        user=template.user, workdir=template.workdir, env=dict(template.env)
+    )
 
 
 def _policy(build: TemplateBuild) -> ImagePullPolicy:

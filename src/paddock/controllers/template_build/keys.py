@@ -56,9 +56,19 @@ def step_keys(base: str, steps: Sequence[BuildStep]) -> tuple[str, ...]:
     return tuple(keys)
 
 
-def result_key(last: str, start: str, ready: str, resources: Resources) -> str:
-    """Return the key of the stored result, which includes the memory of the start command."""
-    return hashed(last, "result", start, ready, msgspec.to_builtins(resources))
+def result_key(
+    last: str,
+    start: str,
+    ready: str,
+    resources: Resources,
+    start_context: StepContext | None = None,
+) -> str:
+    """Return the key of the stored result, which includes the memory of the start command.
+
+    `start_context` is that of an inherited command; others run in the context of the last layer.
+    """
+    context = () if start_context is None else (msgspec.to_builtins(start_context),)
+    return hashed(last, "result", start, ready, msgspec.to_builtins(resources), *context)
 
 
 def first_forced(steps: Sequence[BuildStep], *, force: bool) -> int:

@@ -21,6 +21,8 @@ from paddock.resources.meta import Key, ObjectMeta, with_meta
 
 ANNOTATION_CONTEXT = "paddock.dev/template-context"
 """User, working directory and variables after the layer, as JSON."""
+ANNOTATION_START_CONTEXT = "paddock.dev/template-start-context"
+"""The same, of the start command, where that was inherited from a base."""
 STORE_SECONDS = 600.0
 MARK_AFTER = timedelta(hours=12)
 FILES = (Content.FILESYSTEM,)
@@ -77,14 +79,18 @@ class Layers:
         context: StepContext,
         *,
         contents: tuple[Content, ...] = FILES,
+        start_context: StepContext | None = None,
     ) -> Checkpoint:
         """Store the sandbox as the layer with this key, and return it once it is complete."""
+        annotations = {ANNOTATION_CONTEXT: msgspec.json.encode(context).decode()}
+        if start_context is not None:
+            annotations[ANNOTATION_START_CONTEXT] = msgspec.json.encode(start_context).decode()
         wanted = Checkpoint(
             metadata=ObjectMeta(
                 generate_name="layer-",
                 namespace=build.metadata.namespace,
                 labels={LABEL_BUILD: build.metadata.name, LABEL_LAYER: key},
-                annotations={ANNOTATION_CONTEXT: msgspec.json.encode(context).decode()},
+                annotations=annotations,
             ),
             spec=CheckpointSpec(
                 sandbox_name=sandbox.metadata.name,
@@ -101,7 +107,16 @@ class Layers:
 
 def context_of(layer: Checkpoint) -> StepContext | None:
     """Return the context after a layer; None if it was changed to something else."""
-    text = layer.metadata.annotations.get(ANNOTATION_CONTEXT, "")
+    return _context(layer, ANNOTATION_CONTEXT)
+
+
+def start_context_of(layer: Checkpoint) -> StepContext | None:
+    """Return the context of an inherited start command; None if the command is of the layer."""
+    return _context(layer, ANNOTATION_START_CONTEXT)
+
+
+def _context(layer: Checkpoint, annotation: str) -> StepContext | None:
+    text = layer.metadata.annotations.get(annotation, "")
     try:
         return msgspec.json.decode(text, type=StepContext)
     except msgspec.DecodeError:

@@ -61,6 +61,15 @@ class BuiltTemplate(Struct, frozen=True, kw_only=True):
     digest: str
 
 
+class BuildCommands(Struct, frozen=True):
+    """The start and ready command of a build."""
+
+    start: str = ""
+    ready: str = ""
+    context: StepContext | None = None
+    """What they run with if they are those of the base; `None`: the context of the last step."""
+
+
 class BuildRun:
     """One attempt at one build. It begins at the last layer that is stored."""
 
@@ -84,30 +93,37 @@ class BuildRun:
         await tools.sandboxes.delete_all(build)
         base = await tools.bases.resolve(build)
         self._from = base.base
-        start, ready = self._commands(base)
+        commands = self._commands(base)
         chain = keys.step_keys(base.key, build.spec.steps)
         last = chain[-1] if chain else base.key
-        key = keys.result_key(last, start, ready, build.spec.resources)
+        key = keys.result_key(
+            last, commands.start, commands.ready, build.spec.resources, commands.context
+        )
         usable = keys.first_forced(build.spec.steps, force=build.spec.force)
         is_forced = build.spec.force or usable < len(chain)
         self._log_base()
         stored = await self._usable(key, is_forced=is_forced)
         if stored is not None and (context := context_of(stored)) is not None:
             self._log_cached(chain, len(chain))
-            return self._result(base, context, stored, (start, ready), len(chain))
+            return self._result(base, context, stored, commands, len(chain))
         context, cached = await self._cached(base.context, chain, usable)
         self._log_cached(chain, cached)
         for number in range(cached, len(chain)):
             context = await self._step(number, chain[number], context)
-        stored = await self._finish(base, context, start, ready, key)
-        return self._result(base, context, stored, (start, ready), cached)
+        stored = await self._finish(context, commands, key)
+        return self._result(base, context, stored, commands, cached)
 
-    def _commands(self, base: ResolvedBase) -> tuple[str, str]:
-        """Return the start and ready command; those of the base if the build has none."""
+    def _commands(self, base: ResolvedBase) -> BuildCommands:
+        """Return the start and ready command; those of the base if the build has none.
+
+        Those of the base run as they did there, whatever the steps have set.
+        """
         spec = self._build.spec
         if spec.start_command or spec.ready_command:
-            return spec.start_command, spec.ready_command
-        return base.start_command, base.ready_command
+            return BuildCommands(spec.start_command, spec.ready_command)
+        if base.start_command or base.ready_command:
+            return BuildCommands(base.start_command, base.ready_command, base.start_context)
+        return BuildCommands()
 
     async def _usable(self, key: str, *, is_forced: bool) -> Checkpoint | None:
         """Return the layer with this key, which is kept from now on.
@@ -144,21 +160,27 @@ class BuildRun:
         return after
 
     async def _finish(
-        self, base: ResolvedBase, context: StepContext, start: str, ready: str, key: str
+        self, context: StepContext, commands: BuildCommands, key: str
     ) -> Checkpoint | None:
         """Run the start command and store the result.
 
         Without commands the last layer is the result, or the base itself if there is none.
         """
-        if not start and not ready:
+        if not commands.start and not commands.ready:
             return self._current
-        runner = self._runner(BuildStep(type="START"), REASON_FINALIZE, "start", context)
+        used = commands.context or context
+        runner = self._runner(BuildStep(type="START"), REASON_FINALIZE, "start", used)
         await self._running()
-        await start_and_wait(runner, start=start, ready=ready)
+        await start_and_wait(runner, start=commands.start, ready=commands.ready)
         can_store = (await self._tools.runtime.capabilities()).can_checkpoint
-        contents = FILES_AND_MEMORY if start and can_store else FILES
+        contents = FILES_AND_MEMORY if commands.start and can_store else FILES
         return await self._tools.layers.store(
-            self._build, await self._running(), key, context, contents=contents
+            self._build,
+            await self._running(),
+            key,
+            context,
+            contents=contents,
+            start_context=commands.context,
         )
 
     async def _running(self) -> Sandbox:
@@ -189,10 +211,9 @@ class BuildRun:
         base: ResolvedBase,
         context: StepContext,
         stored: Checkpoint | None,
-        commands: tuple[str, str],
+        commands: BuildCommands,
         cached: int,
     ) -> BuiltTemplate:
-        start, ready = commands
         has_memory = stored is not None and stored.status.has_memory
         template = structs.replace(
             base.base.template,
@@ -201,9 +222,9 @@ class BuildRun:
             env=dict(context.env),
             user=context.user,
             workdir=context.workdir,
-            start_command=start or None,
+            start_command=commands.start or None,
             # What runs in the stored memory was ready when it was stored.
-            ready_command=None if has_memory else (ready or None),
+            ready_command=None if has_memory else (commands.ready or None),
         )
         return BuiltTemplate(
             template=template, checkpoint=stored, cached_steps=cached, digest=base.digest

@@ -17,8 +17,8 @@ MAX_ALIAS = 128
 MAX_TAG = 128
 MAX_BUILD_TAGS = 64
 """Tags that a build can be requested with, as in the schema of TemplateBuild."""
-_PART = re.compile(r"^[a-z0-9](?:[a-z0-9_-]*[a-z0-9])?$")
-_TAG = re.compile(r"^[a-z0-9_.-]+$")
+_PART = re.compile(r"[a-z0-9_-]+")
+_TAG = re.compile(r"[a-z0-9_.-]+")
 
 
 class RequestedName(Struct, frozen=True):
@@ -37,12 +37,12 @@ def parse_name(text: str, team: str) -> RequestedName:
         raise InvalidError("Name is required")
     space, slash, rest = text.rpartition("/")
     alias, colon, tag = rest.partition(":")
-    if slash and not _PART.match(space):
+    if slash and not _PART.fullmatch(space):
         raise InvalidError(f"Invalid name: {text!r} is not [namespace/]name[:tag]")
-    if not _PART.match(alias) or len(alias) > MAX_ALIAS:
+    if not _PART.fullmatch(alias) or len(alias) > MAX_ALIAS:
         raise InvalidError(
             f"Invalid name: {alias!r} must be up to {MAX_ALIAS} lower case letters, digits, '-' "
-            "and '_', beginning and ending with a letter or digit"
+            "and '_'"
         )
     if colon:
         tag = parse_tag(tag)
@@ -54,7 +54,7 @@ def parse_name(text: str, team: str) -> RequestedName:
 def parse_tag(text: str) -> str:
     """Return a tag in lower case; `InvalidError` if it is malformed."""
     tag = text.strip().lower()
-    if not _TAG.match(tag) or len(tag) > MAX_TAG:
+    if not _TAG.fullmatch(tag) or len(tag) > MAX_TAG:
         raise InvalidError(
             f"Invalid tag: {tag!r} must be 1 to {MAX_TAG} lower case letters, digits, '-', '_' "
             "and '.'"

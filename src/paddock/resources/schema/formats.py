@@ -28,7 +28,7 @@ ABSOLUTE_PATH = r"^/"
 USER_NAME = r"^[A-Za-z0-9_][A-Za-z0-9_.-]*[$]?$"
 SANDBOX_ID = r"^[a-z0-9]+$"
 HOST_NAME = r"^[-A-Za-z0-9._${}:]+$"
-ALIAS = r"^[a-z0-9A-Z]([-a-z0-9A-Z_./:]*[a-z0-9A-Z])?$"
+ALIAS = r"^[-a-z0-9A-Z_]([-a-z0-9A-Z_./:]*[-a-z0-9A-Z_])?$"
 
 MAX_NAME = 253
 MAX_LABEL = 63

@@ -1,6 +1,7 @@
 """Reading a tar that is not trusted: headers of bounded size."""
 
 import tarfile
+import zlib
 
 MAX_HEADER_BYTES = 1 << 20
 _TEXT_HEADERS = frozenset(
@@ -12,6 +13,8 @@ _TEXT_HEADERS = frozenset(
         tarfile.GNUTYPE_LONGLINK,
     }
 )
+DAMAGE = (tarfile.TarError, zlib.error, EOFError, ValueError, OverflowError)
+"""What reading and unpacking a damaged tar raises: times, owners and names may be impossible."""
 
 
 class BoundedTarInfo(tarfile.TarInfo):

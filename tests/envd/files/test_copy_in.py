@@ -3,6 +3,7 @@
 import gzip
 import io
 import os
+import random
 import stat
 import tarfile
 from collections.abc import Callable
@@ -199,6 +200,23 @@ def test_a_file_that_is_no_archive_is_refused(tmp_path: Path, data: bytes) -> No
     order = CopyOrder(source="d", destination=str(tmp_path / "dest"), uid=0, gid=0)
     with pytest.raises(ArchiveError, match="cannot be read"):
         copy_in(io.BytesIO(data), order, ArchiveLimits())
+
+
+@pytest.mark.parametrize("position", [0.4, 0.9])
+def test_a_damaged_file_of_an_archive_is_refused(tmp_path: Path, position: float) -> None:
+    data = bytearray(packed(entry("f", random.Random(1).randbytes(3 << 20)), zipped=True).read())
+    place = int(len(data) * position)
+    data[place] ^= 0xFF
+    order = CopyOrder(source="f", destination=str(tmp_path / "f"), uid=os.getuid(), gid=os.getgid())
+    for damaged in (data, data[:place]):
+        with pytest.raises(ArchiveError):
+            copy_in(io.BytesIO(damaged), order, ArchiveLimits())
+
+
+@pytest.mark.parametrize("when", ["1e300", "nan"])
+def test_an_impossible_time_is_refused(copy: Copy, when: str) -> None:
+    with pytest.raises(ArchiveError, match="cannot be copied"):
+        copy(entry("f", b"x", pax_headers={"mtime": when}), source="f", to="f")
 
 
 def test_a_source_that_matches_nothing_is_an_error(copy: Copy) -> None:

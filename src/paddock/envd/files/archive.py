@@ -13,7 +13,7 @@ from typing import IO, cast
 
 from msgspec import Struct
 
-from paddock.wire.bounded_tar import BoundedTarInfo
+from paddock.wire.bounded_tar import DAMAGE, BoundedTarInfo
 
 _GZIP = b"\x1f\x8b"
 _CHUNK = 1 << 20
@@ -65,7 +65,7 @@ def members(file: IO[bytes], limits: ArchiveLimits) -> Iterator[ArchiveMember]:
                     )
                 yield _member(entry, archive)
                 archive.members = []  # type: ignore[attr-defined] # or all are kept in memory
-    except (tarfile.TarError, zlib.error, EOFError, ValueError) as error:
+    except DAMAGE as error:
         raise ArchiveError(f"the archive cannot be read: {error}") from error
 
 

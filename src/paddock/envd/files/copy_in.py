@@ -16,6 +16,7 @@ from msgspec import Struct
 
 from paddock.envd.files.archive import ArchiveError, ArchiveLimits, ArchiveMember, members
 from paddock.envd.files.paths import make_directories
+from paddock.wire.bounded_tar import DAMAGE
 
 _CHUNK = 1 << 20
 
@@ -36,9 +37,12 @@ class CopyOrder(Struct, frozen=True):
 def copy_in(file: IO[bytes], order: CopyOrder, limits: ArchiveLimits) -> int:
     """Copy what the order names and return the number of entries; `ArchiveError` if none."""
     copier = _Copier(order)
-    for member in members(file, limits):
-        copier.add(member)
-    copier.finish()
+    try:
+        for member in members(file, limits):
+            copier.add(member)
+        copier.finish()
+    except DAMAGE as error:  # in the content of a member, or in its metadata
+        raise ArchiveError(f"the archive cannot be copied: {error}") from error
     if not copier.count:
         raise ArchiveError(f"no file of the archive matches {order.source!r}")
     return copier.count

@@ -1,19 +1,26 @@
 """Unpacking an untrusted layer changes nothing outside its directory."""
 
 import contextlib
+import gzip
 import io
 import os
+import random
 import stat
+import subprocess
 import tarfile
 from pathlib import Path
+from typing import IO, cast
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from paddock.kit.errors import InvalidError, PaddockError
+from paddock.kit.errors import DiskFullError, InvalidError, PaddockError
+from paddock.runtime.local.images import unpack as unpack_module
 from paddock.runtime.local.images.limits import ImageLimits, ImportBudget
 from paddock.runtime.local.images.unpack import split_path, unpack_layer
+from paddock.runtime.local.storage.reserve import DiskReserve
+from paddock.wire.bounded_tar import BoundedTarInfo
 from tests.runtime.local.images.builders import directory, entry, tar
 
 pytestmark = [
@@ -129,6 +136,113 @@ def test_device_nodes_are_rejected_and_skipped_below_dev(tmp_path: Path):
 def test_an_invalid_tar_is_rejected(tmp_path: Path):
     with pytest.raises(InvalidError, match="not a readable tar"):
         unpack(b"x" * 2000, tmp_path / "root")
+
+
+def odd(name: str = "file", data: bytes = b"", **facts: object) -> bytes:
+    """Return a tar with a member that has odd metadata."""
+    member, content = entry(name, data)
+    for key, value in facts.items():
+        setattr(member, key, value)
+    return tar((member, content))
+
+
+@pytest.mark.parametrize(
+    "layer",
+    [
+        odd(mtime=1e300),
+        odd(mtime=1, pax_headers={"mtime": "nan"}),
+        odd(uid=1 << 40),
+        odd(name="x" * 300),
+        odd(type=tarfile.SYMTYPE, linkname=""),
+        odd(type=tarfile.SYMTYPE, linkname="x" * 5000),
+    ],
+    ids=["time", "no time", "owner", "name", "empty link", "long link"],
+)
+def test_impossible_metadata_is_rejected(tmp_path: Path, layer: bytes):
+    with pytest.raises(InvalidError):
+        unpack(layer, tmp_path / "root")
+
+
+@pytest.mark.parametrize("position", [0.4, 0.9, 0.999])
+@pytest.mark.parametrize("damage", ["cut off", "changed"])
+def test_a_damaged_compressed_layer_is_rejected(tmp_path: Path, position: float, damage: str):
+    """Wherever the damage is: also behind the end of the tar, which only the checksum covers."""
+    whole = gzip.compress(tar(entry("file", random.Random(1).randbytes(300_000))) + bytes(200_000))
+    place = int(len(whole) * position)
+    end = whole[place + 1 :] if damage == "changed" else b""
+    damaged = whole[:place] + (b"\xff" if whole[place] != 0xFF else b"\0") + end
+    (tmp_path / "root").mkdir()
+    with gzip.GzipFile(fileobj=io.BytesIO(damaged)) as stream, pytest.raises(InvalidError):
+        unpack_layer(cast("IO[bytes]", stream), tmp_path / "root", _budget())
+
+
+FORMATS = (["--format=gnu"], ["--format=pax"], ["--format=pax", "--sparse-version=0.1"])
+
+
+def sparse_tar(directory_: Path, form: list[str], size: int) -> bytes:
+    """Return a tar with a sparse file: holes around a few bytes."""
+    with (directory_ / "file").open("wb") as file:
+        file.seek(1 << 20)
+        file.write(b"in the middle")
+        file.truncate(size)
+    made = subprocess.run(
+        ["tar", "--sparse", *form, "-cf", "-", "-C", directory_, "file"],
+        check=True,
+        capture_output=True,
+    )
+    return made.stdout
+
+
+@pytest.mark.parametrize("form", FORMATS)
+def test_the_holes_of_a_sparse_file_take_no_space(tmp_path: Path, form: list[str]):
+    size = 200 << 20
+    layer = sparse_tar(tmp_path, form, size)
+    assert len(layer) < 1 << 20
+    unpacked = unpack(layer, tmp_path / "root") / "file"
+    assert unpacked.stat().st_size == size
+    assert unpacked.stat().st_blocks * 512 < 1 << 20
+    with unpacked.open("rb") as file:
+        file.seek((1 << 20) - 1)
+        assert file.read(15) == b"\0in the middle\0"
+
+
+@pytest.mark.parametrize("form", FORMATS)
+def test_the_holes_of_a_sparse_file_count_as_if_they_were_written(tmp_path: Path, form: list[str]):
+    counted: list[int] = []
+    reserve = DiskReserve(tmp_path, 0)
+    budget = ImportBudget(
+        ImageLimits(), packed_bytes=1 << 30, name="it", reserve=reserve, on_bytes=counted.append
+    )
+    (tmp_path / "root").mkdir()
+    unpack_layer(io.BytesIO(sparse_tar(tmp_path, form, 200 << 20)), tmp_path / "root", budget)
+    assert sum(counted) > 199 << 20
+    free = reserve.status().free_bytes
+    full = ImportBudget(
+        ImageLimits(),
+        packed_bytes=1 << 30,
+        name="it",
+        reserve=DiskReserve(tmp_path, max(free - (100 << 20), 0)),
+    )
+    (tmp_path / "full").mkdir()
+    with pytest.raises(DiskFullError, match="cannot import it"):
+        unpack_layer(io.BytesIO(sparse_tar(tmp_path, form, 200 << 20)), tmp_path / "full", full)
+
+
+@pytest.mark.parametrize(
+    "sparse", [[(0, 20)], [(5, 5), (0, 5)], [(0, 5), (3, 5)], [(-1, 2)], [(2, -1)]]
+)
+def test_a_malformed_map_of_a_sparse_file_is_rejected(
+    tmp_path: Path, sparse: list[tuple[int, int]], monkeypatch: pytest.MonkeyPatch
+):
+    class Hostile(BoundedTarInfo):
+        def _proc_member(self, archive: tarfile.TarFile) -> tarfile.TarInfo:
+            found = super()._proc_member(archive)
+            found.sparse = sparse  # type: ignore[attr-defined]
+            return found
+
+    monkeypatch.setattr(unpack_module, "BoundedTarInfo", Hostile)
+    with pytest.raises(InvalidError, match="malformed sparse file"):
+        unpack(tar(entry("file", b"x" * 10)), tmp_path / "root")
 
 
 parts = st.sampled_from(["a", "b", "..", ".", "", "link", "dev", ".wh.a", ".wh..", ".wh..wh..opq"])

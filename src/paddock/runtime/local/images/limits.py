@@ -48,6 +48,7 @@ class ImportBudget:
         self._entries = 0
         self._streamed = 0
         self._content = 0
+        self._holes = 0
 
     def count_entry(self, name: str, size: int) -> None:
         """Count a file, directory or link that is about to be created."""
@@ -71,6 +72,20 @@ class ImportBudget:
         if self._streamed - self._checked >= _RESERVE_STEP_BYTES:
             self._checked = self._streamed
             self.check_reserve()
+
+    def count_holes(self, size: int) -> None:
+        """Count bytes of a sparse file that are not in the layer, as if they were written.
+
+        They take no space yet, but whoever copies the file may write them.
+        """
+        self._holes += size
+        if self._on_bytes is not None:
+            self._on_bytes(size)
+        self.check_reserve(self._holes)
+
+    def add_packed(self, size: int) -> None:
+        """Count further bytes of the archive: those of a layer that is about to be unpacked."""
+        self._packed += size
 
     def check_reserve(self, needed_bytes: int = 0) -> None:
         """Raise `DiskFullError` if less than the reserve of the disk would be left."""

@@ -7,18 +7,20 @@ attributes that overlayfs interprets are dropped.
 """
 
 import contextlib
+import errno
+import gzip
 import os
 import shutil
 import stat
 import tarfile
 from collections.abc import Generator
 from pathlib import Path
-from typing import IO
+from typing import IO, cast
 
 from paddock.kit.errors import InvalidError
 from paddock.runtime.local.images.limits import ImportBudget
 from paddock.runtime.local.storage.backend import storage_error
-from paddock.wire.bounded_tar import BoundedTarInfo
+from paddock.wire.bounded_tar import DAMAGE, BoundedTarInfo
 
 WHITEOUT = ".wh."
 OPAQUE = ".wh..wh..opq"
@@ -26,6 +28,8 @@ _AUFS_PREFIX = ".wh..wh."
 XATTR_PAX = "SCHILY.xattr."
 KEPT_XATTRS = ("user.", "security.capability")
 _DIRECTORY_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_OF_NAMES = frozenset({errno.ENAMETOOLONG, errno.EINVAL, errno.ENOENT, errno.ELOOP})
+"""Errors of the file system for names, links and values that it cannot store."""
 _CHUNK = 1 << 20
 _BLOCK = 256 << 10
 """What is decompressed, hashed and parsed at once."""
@@ -33,7 +37,7 @@ _BLOCK = 256 << 10
 
 def unpack_layer(stream: IO[bytes], target: Path, budget: ImportBudget) -> None:
     """Unpack an uncompressed tar stream into an empty directory."""
-    unpacker = _Unpacker(target)
+    unpacker = _Unpacker(target, budget)
     try:
         with tarfile.open(
             fileobj=stream,
@@ -43,19 +47,23 @@ def unpack_layer(stream: IO[bytes], target: Path, budget: ImportBudget) -> None:
             bufsize=_BLOCK,
         ) as archive:
             for member in archive:
+                if member.size < 0:
+                    raise InvalidError(f"the layer contains {member.name!r} of a negative size")
                 budget.count_entry(member.name, member.size if member.isreg() else 0)
                 unpacker.add(member, archive)
                 archive.members = []  # type: ignore[attr-defined] # or all are kept in memory
         unpacker.finish()
-    except tarfile.TarError as error:
+        # The checksum covers every byte, including those after the end-of-archive marker.
+        while stream.read(_CHUNK):
+            pass
+    except (*DAMAGE, gzip.BadGzipFile) as error:
         raise InvalidError(f"the layer is not a readable tar: {error}") from error
     except OSError as error:
+        if error.errno in _OF_NAMES:
+            raise InvalidError(f"the layer cannot be unpacked: {error.strerror}") from error
         raise storage_error(error, "the layer could not be unpacked") from error
     finally:
         unpacker.close()
-    # The checksum covers every byte, including those after the end-of-archive marker.
-    while stream.read(_CHUNK):
-        pass
 
 
 def split_path(name: str) -> tuple[str, ...]:
@@ -67,8 +75,9 @@ def split_path(name: str) -> tuple[str, ...]:
 
 
 class _Unpacker:
-    def __init__(self, target: Path) -> None:
+    def __init__(self, target: Path, budget: ImportBudget) -> None:
         self._root = os.open(target, _DIRECTORY_FLAGS)
+        self._budget = budget
         self._times: dict[tuple[str, ...], float] = {}
 
     def close(self) -> None:
@@ -165,11 +174,29 @@ class _Unpacker:
         self, parent: int, name: str, member: tarfile.TarInfo, archive: tarfile.TarFile
     ) -> None:
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-        source = archive.extractfile(member)
         with os.fdopen(os.open(name, flags, 0o600, dir_fd=parent), "wb", buffering=0) as file:
-            if source is not None:
+            if member.sparse is not None:
+                self._sparse(member, archive, file)
+            elif (source := archive.extractfile(member)) is not None:
                 shutil.copyfileobj(source, file, _CHUNK)
             self._set_metadata(file.fileno(), member)
+
+    def _sparse(self, member: tarfile.TarInfo, archive: tarfile.TarFile, file: IO[bytes]) -> None:
+        """Write a sparse file with its holes, which take no space."""
+        listed = cast("list[tuple[int, int]]", member.sparse)
+        parts = [(offset, size) for offset, size in listed if size]  # some formats pad the list
+        end = 0
+        for offset, size in parts:
+            if size < 0 or not end <= offset <= offset + size <= member.size:
+                raise InvalidError(f"the layer contains {member.name!r}, a malformed sparse file")
+            end = offset + size
+        self._budget.count_holes(member.size - sum(size for _, size in parts))
+        source = cast("IO[bytes]", archive.fileobj)
+        source.seek(member.offset_data)
+        for offset, size in parts:
+            file.seek(offset)
+            _copy(source, file, size)
+        file.truncate(member.size)
 
     def _hard_link(self, parent: int, name: str, member: tarfile.TarInfo) -> None:
         source = split_path(member.linkname)
@@ -208,6 +235,15 @@ class _Unpacker:
             attribute = key.removeprefix(XATTR_PAX)
             if attribute != key and attribute.startswith(KEPT_XATTRS):
                 os.setxattr(fd, attribute, value.encode("utf-8", "surrogateescape"))
+
+
+def _copy(source: IO[bytes], target: IO[bytes], size: int) -> None:
+    while size > 0:
+        data = source.read(min(size, _CHUNK))
+        if not data:
+            raise tarfile.ReadError("unexpected end of data")
+        target.write(data)
+        size -= len(data)
 
 
 def _set_overlay_opaque(fd: int) -> None:

@@ -19,6 +19,7 @@ from paddock.kit.errors import (
     UnavailableError,
     UnsupportedError,
 )
+from paddock.runtime.local.images import limits
 from paddock.runtime.local.images.registry import download
 from paddock.runtime.local.images.registry.guard import is_private
 from paddock.runtime.local.images.registry.settings import RegistrySettings
@@ -213,6 +214,22 @@ async def test_an_endless_layer_ends_at_its_size(
     with pytest.raises(InvalidError, match="sent more than"):
         await make_puller().pull(bad.name, team="t")
     _nothing_is_left(store, tmp_path)
+
+
+async def test_the_ratio_of_a_pull_counts_what_is_downloaded_not_what_the_manifest_says(
+    bad: Misbehaving, make_puller: MakePuller, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first layer is stored already: nobody checks how large the manifest says it is."""
+    monkeypatch.setattr(limits, "_RATIO_FROM_BYTES", 1 << 20)
+    puller = make_puller()
+    bad.layers, bad.config = bad.layers[:1], builders.config_blob(LAYERS[:1])
+    await puller.pull(bad.name, team="t")
+    zeros = builders.tar(builders.entry("zeros", bytes(4 << 20)))
+    bad.layers = [bad.layers[0], gzip.compress(zeros)]
+    bad.sizes = {0: 1 << 40}
+    bad.config = builders.config_blob((LAYERS[0], zeros))
+    with pytest.raises(InvalidError, match="more than 200 bytes per byte"):
+        await puller.pull(bad.name, team="t")
 
 
 async def test_an_endless_manifest_is_refused(bad: Misbehaving, make_puller: MakePuller) -> None:

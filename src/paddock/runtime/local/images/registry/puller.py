@@ -225,7 +225,6 @@ class _Pull:
                 self._start(layer)
             else:
                 self._report(layer, "present", layer.size)
-        packed = sum(layer.size for layer in self._layers.values())
         # Unpacking waits for downloads in its thread: it must not be one of those that others need.
         own = ThreadPoolExecutor(1, thread_name_prefix="unpack")
         unpacking = asyncio.get_running_loop().run_in_executor(
@@ -236,7 +235,6 @@ class _Pull:
                 self._bundle,
                 names,
                 origin,
-                packed_bytes=packed,
                 known=self._known,
                 on_bytes=on_bytes,
             ),

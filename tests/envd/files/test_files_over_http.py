@@ -220,6 +220,16 @@ async def test_ranges_are_served(
         assert answer.body == body
 
 
+async def test_a_range_of_a_file_of_size_0_is_the_whole_file(rig: Rig) -> None:
+    (rig.home / "empty").write_bytes(b"")
+
+    empty = await rig.request("GET", "/files?path=empty", range="bytes=0-99")
+    status = await rig.request("GET", "/files?path=/proc/self/status", range="bytes=0-99")
+
+    assert (empty.status, empty.body) == (200, b"")
+    assert (status.status, status.body[:5]) == (200, b"Name:")
+
+
 async def test_conditional_requests_are_answered_without_a_body(rig: Rig) -> None:
     path = rig.home / "a"
     path.write_text("x")

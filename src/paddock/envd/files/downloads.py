@@ -70,6 +70,9 @@ def _respond_conditional(
 
 
 def _requested_range(request: HttpRequest, info: os.stat_result) -> tuple[int, int] | None:
+    if info.st_size == 0:
+        # Empty, or of /proc and /sys: its length is not known before it is read.
+        return None
     condition = request.headers.get("if-range")
     if condition is not None and headers.parse_date(condition) != int(info.st_mtime):
         return None

@@ -12,19 +12,28 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
-from paddock.client import envd
-from paddock.client.model import Interrupted, OpenSandbox, ShellCommand, WantedSandbox
+from paddock.client import envd, sandboxes
+from paddock.client.model import (
+    CodeOutcome,
+    CodeRun,
+    Interrupted,
+    OpenSandbox,
+    ShellCommand,
+    WantedSandbox,
+)
 from paddock.client.output import OutputTail
 from paddock.client.sandboxes import ClientAddresses, HttpSandboxes
 from paddock.kit.errors import (
     ConflictError,
     ForbiddenError,
+    InvalidError,
     NotFoundError,
     PaddockError,
     QuotaExceededError,
     RateLimitedError,
     UnavailableError,
 )
+from paddock.run_code.events import CodeResult
 from paddock.runtime import envd_api
 
 BOX = OpenSandbox("i1", access_token="token")
@@ -229,3 +238,102 @@ async def test_a_part_of_a_file_has_the_size_of_the_whole() -> None:
     async with client(handle) as boxes:
         part = await boxes.read_file(BOX, "/a", offset=2, limit=3)
     assert (part.data, part.size) == (b"cde", 9)
+
+
+async def test_nothing_is_read_behind_the_end_of_a_file() -> None:
+    async def handle(request: web.Request) -> web.StreamResponse:
+        return web.Response(status=416, headers={"Content-Range": "bytes */3"})
+
+    async with client(handle) as boxes:
+        part = await boxes.read_file(BOX, "/a", offset=3, limit=10)
+    assert (part.data, part.size) == (b"", 3)
+
+
+async def test_a_file_without_a_known_length_is_read_from_the_offset() -> None:
+    async def handle(request: web.Request) -> web.StreamResponse:
+        return web.Response(body=b"abcdef")  # as envd sends files of /proc
+
+    async with client(handle) as boxes:
+        part = await boxes.read_file(BOX, "/proc/x", offset=2, limit=3)
+    assert (part.data, part.size) == (b"cde", 6)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda boxes: boxes.list_files(BOX, "/", depth=1),
+        lambda boxes: boxes.read_file(BOX, "/a", offset=0, limit=10),
+        lambda boxes: boxes.connect("i1", seconds=60),
+        run,
+    ],
+    ids=["list", "read", "connect", "command"],
+)
+async def test_a_redirect_is_not_followed(call: Callable[[HttpSandboxes], Awaitable[Any]]) -> None:
+    paths: list[str] = []
+
+    async def handle(request: web.Request) -> web.StreamResponse:
+        paths.append(request.path)
+        if request.path == "/internal":
+            return web.json_response({"entries": [], "sandboxID": "i1"})
+        return web.Response(status=307, headers={"Location": "/internal"})
+
+    async with client(handle) as boxes:
+        with pytest.raises(UnavailableError, match="redirect to '/internal'"):
+            await call(boxes)
+    assert "/internal" not in paths
+
+
+@pytest.mark.parametrize("entry", ['{"path":"' + "x" * 500 + '"}', "{}"], ids=["long", "many"])
+async def test_a_listing_that_is_too_large_is_refused(entry: str) -> None:
+    body = '{"entries":[' + ",".join([entry] * ((6 << 20) // len(entry) // 2)) + "]}"
+    body = body.replace("x" * 500, "x" * 2000)
+
+    async def handle(request: web.Request) -> web.StreamResponse:
+        return web.Response(text=body)
+
+    async with client(handle) as boxes:
+        with pytest.raises(InvalidError, match="too many entries"):
+            await boxes.list_files(BOX, "/", depth=10)
+
+
+def running(*lines: bytes) -> Handler:
+    """A handler that sends these lines of a run of code, and its end."""
+
+    async def handle(request: web.Request) -> web.StreamResponse:
+        return web.Response(body=b"\n".join((*lines, b'{"type":"end_of_execution"}', b"")))
+
+    return handle
+
+
+async def run_code(boxes: HttpSandboxes) -> CodeOutcome:
+    outcome = CodeOutcome()
+    code = CodeRun(code="1", language="python", seconds=5)
+    await boxes.run_code(BOX, code, outcome, OutputTail(), OutputTail())
+    return outcome
+
+
+async def test_of_results_only_text_and_images_are_kept() -> None:
+    line = {"type": "result", "text": "t" * 100_000, "html": "<p>", "png": "AA==", "jpeg": "BB=="}
+    more = {"svg": "<svg>", "data": {"a": [1]}, "chart": {}, "extra": {"a/b": 1}, "json": [1]}
+    async with client(running(json.dumps({**line, **more}).encode())) as boxes:
+        [value] = (await run_code(boxes)).values
+    assert value.text is not None
+    assert len(value.text) < 33 * 1024
+    assert value == CodeResult(text=value.text, png="AA==")
+
+
+async def test_the_results_of_a_call_share_a_budget() -> None:
+    image = json.dumps({"type": "result", "png": "A" * (3 << 20)}).encode()
+    async with client(running(image, image, image, image)) as boxes:
+        outcome = await run_code(boxes)
+    assert (len(outcome.values), outcome.left_out) == (2, 2)
+
+
+async def test_code_that_sends_results_without_end_is_interrupted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(sandboxes, "_MAX_STREAM_BYTES", 1 << 20)
+    line = json.dumps({"type": "result", "text": "t" * 1000}).encode()
+    async with client(running(*[line] * 2000)) as boxes:
+        with pytest.raises(Interrupted, match="after 1 MiB of output"):
+            await run_code(boxes)

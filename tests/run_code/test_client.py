@@ -2,10 +2,12 @@
 
 import asyncio
 import base64
+import tracemalloc
 from collections.abc import AsyncIterator
 from contextlib import aclosing
 
 import aiohttp
+import msgspec
 import pytest
 from aiohttp import web
 
@@ -16,6 +18,7 @@ from paddock.kit.errors import (
     NotFoundError,
     PaddockError,
     RateLimitedError,
+    TooLargeError,
     UnavailableError,
     UnsupportedError,
 )
@@ -30,7 +33,9 @@ from paddock.run_code.events import (
     RunStarted,
     StderrText,
     StdoutText,
+    parse,
 )
+from paddock.run_code.http import sandbox_session
 from tests.run_code.server import Run, interpreter_server, serving
 
 HEADERS = {"E2b-Sandbox-Id": "i1", "E2b-Sandbox-Port": "49999", "X-Access-Token": "token"}
@@ -64,7 +69,7 @@ async def test_a_run_yields_its_output_results_and_end_in_order(session) -> None
     assert (out, err) == (StdoutText("out\n"), StderrText("err\n"))
     assert shown.image().mime == "image/png"
     assert shown.image().decoded() == b"\x89PNG"
-    assert main == CodeResult(text="2", is_main_result=True, data={"a": [1]}, extra=None)
+    assert (main.text, main.is_main_result, bytes(main.data)) == ("2", True, b'{"a": [1]}')
     assert main.image() is None
     assert end == RunEnded()
 
@@ -132,7 +137,66 @@ async def test_what_only_python_accepts_as_json_is_replaced(session) -> None:
     async with interpreter_server(behave) as server:
         text, result, _ = await events_of(CodeInterpreter(session, server.url, HEADERS))
     assert text == StdoutText("?!")
-    assert result.data == {"a": [None, 1.5]}
+    assert msgspec.json.decode(result.data) == {"a": [None, 1.5]}
+
+
+async def test_a_large_line_that_only_python_accepts_is_left_out(session) -> None:
+    line = b'{"type":"result","text":"1","data":{"a":[NaN' + b",1" * 1000 + b"]}}"
+
+    async def behave(run: Run) -> None:
+        await run.write(line + b"\n")
+        await run.send(type="end_of_execution")
+
+    async with interpreter_server(behave) as server:
+        strict = CodeInterpreter(session, server.url, HEADERS, max_lenient_bytes=1000)
+        assert await events_of(strict) == [EventOmitted(len(line)), RunEnded()]
+        lenient = CodeInterpreter(session, server.url, HEADERS)
+        assert (await events_of(lenient))[0].text == "1"
+
+
+async def test_data_of_results_is_not_decoded() -> None:
+    arrays = b"[],[]," * 100_000
+    line = b'{"type":"result","text":"1","data":{"a":[' + arrays + b'[]]},"extra":[1]}'
+    tracemalloc.start()
+    try:
+        result = parse(line)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert isinstance(result, CodeResult)
+    assert peak < len(line), "decoded, it takes twenty times its size"
+
+
+async def test_a_stream_is_given_up_when_it_is_too_long(session) -> None:
+    async def behave(run: Run) -> None:
+        while True:
+            await run.send(type="later invention", text="x" * 1000)
+
+    async with interpreter_server(behave) as server:
+        interpreter = CodeInterpreter(session, server.url, HEADERS, max_stream_bytes=1 << 20)
+        with pytest.raises(TooLargeError, match="more than 1 MiB"):
+            await events_of(interpreter)
+
+
+async def test_a_redirect_of_the_sandbox_is_not_followed() -> None:
+    paths: list[str] = []
+
+    async def redirect(request: web.Request) -> web.StreamResponse:
+        headers = {"Location": "/internal", "Set-Cookie": "stolen=1; Path=/"}
+        return web.Response(status=307, headers=headers)
+
+    async def internal(request: web.Request) -> web.StreamResponse:
+        paths.append(request.path)
+        return web.Response()
+
+    def routes(app: web.Application) -> None:
+        app.router.add_route("*", "/internal", internal)
+
+    async with serving(redirect, routes) as url, sandbox_session() as opened:
+        with pytest.raises(BadStreamError, match="redirect"):
+            await events_of(CodeInterpreter(opened, url, HEADERS))
+        assert not list(opened.cookie_jar), "a cookie would go to other sandboxes"
+    assert paths == []
 
 
 @pytest.mark.parametrize(

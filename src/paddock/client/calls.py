@@ -1,6 +1,6 @@
 """JSON calls over HTTP, and the errors that their responses report."""
 
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Container, Mapping
 from contextlib import asynccontextmanager
 from typing import Any, TypeVar
 
@@ -25,6 +25,7 @@ from paddock.kit.errors import (
 )
 
 CALL_SECONDS = 120.0
+MAX_RESPONSE_BYTES = 8 << 20
 _MAX_MESSAGE_BYTES = 4096
 _KINDS: Mapping[int, type[PaddockError]] = {
     400: InvalidError,
@@ -64,13 +65,30 @@ class HttpCalls:
         *,
         headers: Mapping[str, str] | None = None,
     ) -> T:
-        """Send JSON; return the decoded response."""
+        """Send JSON; return the decoded response. `TooLargeError` if it is too long."""
+        data = await self.read(method, path, body, headers=headers)
+        return self.decode(data, kind)
+
+    async def read(
+        self, method: str, path: str, body: Any = None, *, headers: Mapping[str, str] | None = None
+    ) -> bytes:
+        """Send JSON; return the response as it is. `TooLargeError` if it is too long."""
         sent = {**(headers or {}), "Content-Type": "application/json"}
         data = None if body is None else msgspec.json.encode(body)
         async with self.open(method, path, data=data, headers=sent) as response:
-            received = await response.read()
+            received = bytearray()
+            async for chunk in response.content.iter_any():
+                received += chunk
+                if len(received) > MAX_RESPONSE_BYTES:
+                    raise TooLargeError(
+                        f"{self.url} sent a response of more than {MAX_RESPONSE_BYTES >> 20} MiB"
+                    )
+        return bytes(received)
+
+    def decode(self, data: bytes, kind: type[T]) -> T:
+        """Return the value in a response."""
         try:
-            return msgspec.json.decode(received or b"null", type=kind)
+            return msgspec.json.decode(data or b"null", type=kind)
         except msgspec.DecodeError as error:
             raise UnavailableError(
                 f"{self.url} sent a response that cannot be decoded: {error}"
@@ -86,8 +104,12 @@ class HttpCalls:
         params: Mapping[str, str] | None = None,
         headers: Mapping[str, str] | None = None,
         seconds: float | None = CALL_SECONDS,
+        accepted: Container[int] = (),
     ) -> AsyncGenerator[aiohttp.ClientResponse]:
-        """Send a request; yield the response. A response that reports an error is raised."""
+        """Send a request; yield the response. A response that reports an error is raised.
+
+        `accepted`: statuses of errors that the caller handles.
+        """
         timeout = aiohttp.ClientTimeout(total=seconds, sock_connect=30)
         try:
             async with self.session.request(
@@ -97,8 +119,12 @@ class HttpCalls:
                 params=params,
                 headers={**self.headers, **(headers or {})},
                 timeout=timeout,
+                # Code in a sandbox may answer: it must not choose where requests go.
+                allow_redirects=False,
             ) as response:
-                if response.status >= 400:
+                if 300 <= response.status < 400:
+                    raise _redirected(self.url, response)
+                if response.status >= 400 and response.status not in accepted:
                     raise refusal(response, await response.content.read(_MAX_MESSAGE_BYTES))
                 yield response
         except TimeoutError as error:
@@ -108,6 +134,14 @@ class HttpCalls:
                 f"{self.url} does not answer: {error}",
                 hint="`paddock status` shows whether Paddock runs here; `paddock up` starts it",
             ) from error
+
+
+def _redirected(url: str, response: aiohttp.ClientResponse) -> PaddockError:
+    location = response.headers.get("Location", "")[:256]
+    return UnavailableError(
+        f"{url} answered with a redirect to {location!r}, which is not followed",
+        hint="if that is the address of Paddock, use it",
+    )
 
 
 def refusal(response: aiohttp.ClientResponse, body: bytes) -> PaddockError:

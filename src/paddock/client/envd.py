@@ -12,7 +12,13 @@ from msgspec import Struct
 from paddock.client.calls import HttpCalls
 from paddock.client.model import FilePart, FoundEntry, Interrupted, OpenSandbox, ShellCommand
 from paddock.client.output import OutputTail
-from paddock.kit.errors import InvalidError, NotFoundError, PaddockError, UnavailableError
+from paddock.kit.errors import (
+    InvalidError,
+    NotFoundError,
+    PaddockError,
+    TooLargeError,
+    UnavailableError,
+)
 from paddock.kit.logs import fields
 from paddock.runtime import envd_api
 
@@ -22,6 +28,8 @@ ENVD_PORT = 49983
 MAX_OUTPUT_BYTES = 64 << 20
 """A command or code with more output than that is stopped."""
 MAX_FRAME_BYTES = 16 << 20
+_PARTIAL, _NO_SUCH_RANGE = 206, 416
+_MAX_LISTED = 50_000
 _END_MARGIN_SECONDS = 10.0
 """envd ends a command at its deadline; after this much more it is given up."""
 _KILL_SECONDS = 5.0
@@ -154,19 +162,24 @@ class EnvdCalls:
             log.info("command was not killed", extra=fields(error=str(error)))
 
     async def read_file(self, box: OpenSandbox, path: str, *, offset: int, limit: int) -> FilePart:
-        """Return up to `limit` bytes of a file."""
+        """Return up to `limit` bytes of a file; none behind its end."""
         headers = {"Range": f"bytes={offset}-{offset + limit - 1}", "Accept-Encoding": "identity"}
         async with self._calls(box).open(
-            "GET", "/files", params={"path": path}, headers=headers
+            "GET", "/files", params={"path": path}, headers=headers, accepted=(_NO_SUCH_RANGE,)
         ) as response:
+            whole = response.headers.get("Content-Range", "").rpartition("/")[2]
+            size = int(whole) if whole.isdecimal() else 0
+            if response.status == _NO_SUCH_RANGE:
+                return FilePart(b"", size)
             data = bytearray()
+            # A file of size 0, such as most of /proc, is sent from its beginning.
+            position = offset if response.status == _PARTIAL else 0
             async for chunk in response.content.iter_any():
-                data += chunk
+                data += chunk[max(offset - position, 0) :]
+                position += len(chunk)
                 if len(data) >= limit:
                     break
-        data = bytes(data[:limit])
-        whole = response.headers.get("Content-Range", "").rpartition("/")[2]
-        return FilePart(data, int(whole) if whole.isdecimal() else offset + len(data))
+        return FilePart(bytes(data[:limit]), size or position)
 
     async def write_file(self, box: OpenSandbox, path: str, data: bytes) -> None:
         """Write a file; its directories are created."""
@@ -177,14 +190,19 @@ class EnvdCalls:
             await response.read()
 
     async def list_files(self, box: OpenSandbox, path: str, *, depth: int) -> list[FoundEntry]:
-        """Return the entries of a directory."""
-        listing = await self._calls(box).json(
-            "POST",
-            _LIST_PATH,
-            _Listing,
-            {"path": path, "depth": depth},
-            headers=dict(envd_api.CONNECT_HEADERS),
-        )
+        """Return the entries of a directory. `InvalidError` if there are too many."""
+        calls = self._calls(box)
+        asked = {"path": path, "depth": depth}
+        try:
+            data = await calls.read(
+                "POST", _LIST_PATH, asked, headers=dict(envd_api.CONNECT_HEADERS)
+            )
+        except TooLargeError as error:
+            raise _large_listing(path) from error
+        # Each entry is an object: a short one takes much more memory than its text.
+        if data.count(b"{") > _MAX_LISTED:
+            raise _large_listing(path)
+        listing = calls.decode(data, _Listing)
         return [
             FoundEntry(
                 entry.path,
@@ -193,6 +211,12 @@ class EnvdCalls:
             )
             for entry in listing.entries
         ]
+
+
+def _large_listing(path: str) -> InvalidError:
+    return InvalidError.at(
+        "path", f"{path} has too many entries to list", hint="list a smaller part, or a lower depth"
+    )
 
 
 async def _next_frame(response: aiohttp.ClientResponse) -> _Frame | None:

@@ -63,6 +63,8 @@ class CodeOutcome(Struct):
     fault: CodeError | None = None
     left_out: int = 0
     """Results that are too large, or too many."""
+    kept_bytes: int = 0
+    """Of the text and the images of the results."""
 
 
 class FilePart(Struct, frozen=True):

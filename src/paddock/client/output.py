@@ -4,6 +4,20 @@ LIMIT_BYTES = 32 * 1024
 """How much of each stream a tool returns: models read all of it."""
 
 
+_NOTE_BYTES = 64
+"""The length of a note about what is left out, at most."""
+
+
+def end_of(text: str) -> str:
+    """Return a text, or its end with a note if it is too long. Idempotent."""
+    data = text.encode()
+    if len(data) <= LIMIT_BYTES + _NOTE_BYTES:
+        return text
+    tail = OutputTail()
+    tail.add(data)
+    return tail.text
+
+
 class OutputTail:
     """Keeps the last bytes of a stream, and counts the others."""
 

@@ -23,9 +23,9 @@ from paddock.client.model import (
     StoredSnapshot,
     WantedSandbox,
 )
-from paddock.client.output import OutputTail
+from paddock.client.output import LIMIT_BYTES, OutputTail, end_of
 from paddock.client.urls import sandbox_url
-from paddock.kit.errors import ConflictError, DeadlineExceededError
+from paddock.kit.errors import ConflictError, DeadlineExceededError, TooLargeError
 from paddock.run_code.client import PORT as INTERPRETER_PORT
 from paddock.run_code.client import CodeInterpreter
 from paddock.run_code.events import (
@@ -39,8 +39,13 @@ from paddock.run_code.events import (
 )
 
 MAX_RESULTS = 8
-MAX_RESULT_BYTES = 8 << 20
+MAX_RESULT_BYTES = 4 << 20
 """So many results of code are kept, and none that is larger."""
+MAX_KEPT_BYTES = 8 << 20
+"""All text and images of the results of a call."""
+_MAX_LENIENT_BYTES = 512 << 10
+_MAX_STREAM_BYTES = 2 * MAX_OUTPUT_BYTES
+"""Everything that a run sends: results too, and what is left out of them."""
 _PAGE = 100
 _KERNEL_ENDED = CodeError(
     "KernelEnded",
@@ -182,7 +187,12 @@ class HttpSandboxes:
         """Run code and fill `outcome`; `Interrupted` if it was stopped."""
         headers = sandbox_headers(box, INTERPRETER_PORT)
         interpreter = CodeInterpreter(
-            self._session, self._addresses.gateway, headers, max_event_bytes=MAX_RESULT_BYTES
+            self._session,
+            self._addresses.gateway,
+            headers,
+            max_event_bytes=MAX_RESULT_BYTES,
+            max_lenient_bytes=_MAX_LENIENT_BYTES,
+            max_stream_bytes=_MAX_STREAM_BYTES,
         )
         events = interpreter.run(run.code, language=run.language, timeout_seconds=run.seconds)
         try:
@@ -196,12 +206,11 @@ class HttpSandboxes:
                     else:
                         _add(outcome, event)
                     if out.received + err.received > MAX_OUTPUT_BYTES:
-                        raise Interrupted(
-                            f"interrupted after {MAX_OUTPUT_BYTES >> 20} MiB of output; "
-                            "write large output to a file"
-                        )
+                        raise _printed_too_much(MAX_OUTPUT_BYTES)
         except DeadlineExceededError as error:
             raise Interrupted(error.message) from error
+        except TooLargeError as error:
+            raise _printed_too_much(_MAX_STREAM_BYTES) from error
 
     def url(self, box: OpenSandbox, port: int) -> str:
         """Return the URL of a port of a sandbox."""
@@ -212,14 +221,34 @@ def _add(outcome: CodeOutcome, event: CodeEvent | EventOmitted) -> None:
     if isinstance(event, EventOmitted):
         outcome.left_out += 1
     elif isinstance(event, CodeResult):
-        if len(outcome.values) < MAX_RESULTS:
-            outcome.values.append(event)
-        else:
-            outcome.left_out += 1
+        _add_value(outcome, event)
     elif isinstance(event, CodeError):
         outcome.fault = event
     elif isinstance(event, RunBroken):
         outcome.fault = outcome.fault or _KERNEL_ENDED
+
+
+def _add_value(outcome: CodeOutcome, value: CodeResult) -> None:
+    """Keep what a tool returns of a result: its text, and its image if there is room."""
+    text = value.text or value.markdown or value.html or value.latex or value.svg
+    image = value.image()
+    room = MAX_KEPT_BYTES - outcome.kept_bytes
+    size = min(len(text or ""), LIMIT_BYTES) + (len(image.base64) if image else 0)
+    if len(outcome.values) >= MAX_RESULTS or size > room:
+        outcome.left_out += 1
+        return
+    outcome.kept_bytes += size
+    text = None if text is None else end_of(text)
+    png, jpeg = (value.png, None) if value.png else (None, value.jpeg)
+    outcome.values.append(
+        CodeResult(is_main_result=value.is_main_result, text=text, png=png, jpeg=jpeg)
+    )
+
+
+def _printed_too_much(limit: int) -> Interrupted:
+    return Interrupted(
+        f"interrupted after {limit >> 20} MiB of output; write large output to a file"
+    )
 
 
 def _path(sandbox_id: str) -> str:

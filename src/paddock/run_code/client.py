@@ -25,10 +25,19 @@ from paddock.kit.errors import (
     NotFoundError,
     PaddockError,
     RateLimitedError,
+    TooLargeError,
     UnavailableError,
     UnsupportedError,
 )
-from paddock.run_code.events import CodeEvent, EventOmitted, RunBroken, RunEnded, parse
+from paddock.run_code.events import (
+    MAX_LENIENT_BYTES,
+    BadStreamError,
+    CodeEvent,
+    EventOmitted,
+    RunBroken,
+    RunEnded,
+    parse,
+)
 from paddock.run_code.lines import BoundedLines
 
 PORT = 49999
@@ -61,12 +70,16 @@ class CodeInterpreter:
         headers: Mapping[str, str],
         *,
         max_event_bytes: int = MAX_EVENT_BYTES,
+        max_lenient_bytes: int = MAX_LENIENT_BYTES,
+        max_stream_bytes: int | None = None,
         silence_seconds: float = SILENCE_SECONDS,
     ) -> None:
         self._session = session
         self._url = url
         self._headers = headers
         self._max_event_bytes = max_event_bytes
+        self._max_lenient_bytes = max_lenient_bytes
+        self._max_stream_bytes = max_stream_bytes
         self._timeout = aiohttp.ClientTimeout(
             total=None, sock_connect=_CONNECT_SECONDS, sock_read=silence_seconds
         )
@@ -84,18 +97,24 @@ class CodeInterpreter:
 
         Variables are kept between runs of the same context, which is the default context of the
         language if none is given. Raises `UnsupportedError` if nothing listens on the port,
-        `UnavailableError` if the sandbox ends meanwhile, and `DeadlineExceededError` after
-        `timeout_seconds`.
+        `UnavailableError` if the sandbox ends meanwhile, `DeadlineExceededError` after
+        `timeout_seconds`, and `TooLargeError` after the greatest length of a stream.
         """
         body = {"code": code, "context_id": context_id, "language": language, "env_vars": env}
         loop = asyncio.get_running_loop()
         deadline = None if timeout_seconds is None else loop.time() + timeout_seconds
         lines = BoundedLines(self._max_event_bytes)
         response = await self._post(body, deadline, timeout_seconds)
+        received = 0
         try:
             while data := await self._read(response, deadline, timeout_seconds):
+                received += len(data)
+                if self._max_stream_bytes is not None and received > self._max_stream_bytes:
+                    raise TooLargeError(
+                        f"the code sent more than {self._max_stream_bytes >> 20} MiB"
+                    )
                 for line in lines.feed(data):
-                    event = EventOmitted(line) if isinstance(line, int) else parse(line)
+                    event = self._event(line)
                     if event is not None:
                         yield event
                     if isinstance(event, RunEnded | RunBroken):
@@ -104,6 +123,11 @@ class CodeInterpreter:
         finally:
             response.close()
         raise UnavailableError(_GONE, hint=_GONE_HINT)
+
+    def _event(self, line: bytes | int) -> CodeEvent | EventOmitted | None:
+        if isinstance(line, int):
+            return EventOmitted(line)
+        return parse(line, max_lenient_bytes=self._max_lenient_bytes)
 
     async def _post(
         self, body: object, deadline: float | None, seconds: float | None
@@ -116,6 +140,8 @@ class CodeInterpreter:
                     data=msgspec.json.encode(body),
                     headers=headers,
                     timeout=self._timeout,
+                    # Code in the sandbox may answer: it must not choose where requests go.
+                    allow_redirects=False,
                 )
                 if response.status == 200:
                     return response
@@ -178,6 +204,11 @@ def _refusal(response: aiohttp.ClientResponse, body: bytes) -> PaddockError:
     if status == 502 and message == _NOT_FOUND:
         return NotFoundError("the sandbox was not found, or it is paused", hint=_GONE_HINT)
     said = f"{status}: {message}" if message else f"{status} {response.reason}"
+    if 300 <= status < 400:
+        return BadStreamError(
+            f"the code interpreter answered with a redirect ({status}), which is not followed",
+            hint="the template may have another server on port 49999",
+        )
     if status == 404:
         return NotFoundError(message or said)
     if status == 400:

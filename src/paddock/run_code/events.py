@@ -7,12 +7,14 @@ it is trusted: a line of an unknown type is skipped, one that is malformed is an
 import base64
 import binascii
 import json
-from typing import Any
 
 import msgspec
-from msgspec import Struct
+from msgspec import Raw, Struct
 
 from paddock.kit.errors import PaddockError
+
+MAX_LENIENT_BYTES = 32 << 20
+_ABSENT = Raw()
 
 
 class BadStreamError(PaddockError):
@@ -66,14 +68,21 @@ class CodeResult(Struct, frozen=True, kw_only=True, tag_field="type", tag="resul
     jpeg: str | None = None
     pdf: str | None = None
     latex: str | None = None
-    json: Any = None
+    json: Raw = _ABSENT
+    """JSON as it was sent, as are `data`, `chart` and `extra`: few callers need the objects, which
+    take many times the memory."""
     javascript: str | None = None
-    data: Any = None
+    data: Raw = _ABSENT
     """The columns of a data frame."""
-    chart: Any = None
+    chart: Raw = _ABSENT
     """The numbers and labels of a chart."""
-    extra: Any = None
+    extra: Raw = _ABSENT
     """Other formats by their MIME type."""
+
+    @property
+    def is_chart(self) -> bool:
+        """Whether it has the numbers of a chart."""
+        return bytes(self.chart) not in (b"", b"null")
 
     def image(self) -> ResultImage | None:
         """Return the result as a PNG or JPEG image, if it has one."""
@@ -101,7 +110,7 @@ class RunBroken(Struct, frozen=True, tag_field="type", tag="unexpected_end_of_ex
 
 
 class EventOmitted(Struct, frozen=True):
-    """An event that was larger than the limit; the run goes on."""
+    """An event that was larger than a limit; the run goes on."""
 
     size_bytes: int
 
@@ -122,12 +131,19 @@ _event = msgspec.json.Decoder(CodeEvent)
 _line = msgspec.json.Decoder(_Line)
 
 
-def parse(line: bytes) -> CodeEvent | None:
-    """Return the event of a line, or None if the line has none, such as `keepalive`."""
+def parse(
+    line: bytes, *, max_lenient_bytes: int = MAX_LENIENT_BYTES
+) -> CodeEvent | EventOmitted | None:
+    """Return the event of a line, or None if the line has none, such as `keepalive`.
+
+    A line that only Python's JSON reads is left out if it is larger than `max_lenient_bytes`: that
+    takes many times its size in memory.
+    """
     try:
         return _decoded(line)
     except (msgspec.DecodeError, RecursionError):
-        pass
+        if len(line) > max_lenient_bytes:
+            return EventOmitted(len(line))
     try:
         # Python's JSON may have lone surrogates, and NaN in columns of data frames.
         found = json.loads(line, parse_constant=lambda _: None)

@@ -10,6 +10,7 @@ pytest.importorskip("mcp")
 from mcp import Client
 from mcp_types import CallToolResult, ImageContent, ListToolsResult, TextContent
 
+from paddock.api.mcp.call_slots import CallSlots
 from paddock.api.mcp.server import build_server
 from paddock.api.mcp.session import McpSession, SessionMemory
 from paddock.client.output import LIMIT_BYTES
@@ -240,3 +241,31 @@ async def test_arguments_out_of_bounds_are_refused(
 ) -> None:
     assert (await client.call_tool(tool, arguments)).is_error
     assert not boxes.boxes
+
+
+async def test_a_long_error_is_cut(client: Tools, boxes: FakeSandboxes) -> None:
+    boxes.fault = CodeError("ValueError", "x", "line\n" * 100_000)
+    done = structured(await client.call_tool("run_code", {"code": "x"}))
+    assert len(done["error"]) < LIMIT_BYTES + 100
+
+
+@pytest.mark.parametrize(
+    ("tool", "arguments"),
+    [
+        ("run_code", {"code": "1"}),
+        ("run_command", {"command": "true"}),
+        ("read_file", {"path": "/a"}),
+        ("list_files", {}),
+    ],
+)
+async def test_a_key_with_too_many_calls_has_to_wait(
+    boxes: FakeSandboxes, tool: str, arguments: dict[str, Any]
+) -> None:
+    slots = CallSlots(limit=1)
+    session = McpSession(boxes, "one", SessionMemory(), slot=lambda: slots.taken("key"))
+    boxes.files["/a"] = b"a"
+    async with Client(build_server(lambda _: session)) as client:
+        with slots.taken("key"):
+            refused = await client.call_tool(tool, arguments)
+        assert "try again in 1 s" in text(refused)
+        assert not (await client.call_tool(tool, arguments)).is_error

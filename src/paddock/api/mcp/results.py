@@ -4,7 +4,7 @@ from mcp_types import CallToolResult, ContentBlock, ImageContent, TextContent
 from pydantic import BaseModel, Field
 
 from paddock.client.model import CodeOutcome, FilePart, KnownSandbox
-from paddock.client.output import LIMIT_BYTES, OutputTail
+from paddock.client.output import OutputTail, end_of
 from paddock.run_code.events import CodeResult
 
 MAX_IMAGES = 4
@@ -156,7 +156,7 @@ def code_result(
         stdout=out.text,
         stderr=err.text,
         results=texts,
-        error=(fault.traceback or f"{fault.name}: {fault.value}") if fault else "",
+        error=end_of(fault.traceback or f"{fault.name}: {fault.value}") if fault else "",
         stopped=stopped,
     )
     images, skipped = _images(outcome.values)
@@ -193,9 +193,7 @@ def _text(value: CodeResult) -> str:
     """Return the text of a result; the names of its formats if it has none."""
     text = value.text or value.markdown or value.html or value.latex or value.svg
     if text:
-        tail = OutputTail(LIMIT_BYTES)
-        tail.add(text.encode())
-        return tail.text
+        return end_of(text)
     return "(image)" if value.image() else "(no text)"
 
 

@@ -22,12 +22,14 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from paddock.api.bodies import read_limited
+from paddock.api.mcp.call_slots import CallSlots
 from paddock.api.mcp.cancellation import RunningRequests, read_head, replayed
 from paddock.api.mcp.http import CLIENT, McpClient
 from paddock.api.mcp.server import USER_AGENT, build_server
 from paddock.api.mcp.session import McpSession, SessionMemories
 from paddock.api.mcp.tool_types import Ctx
 from paddock.client.sandboxes import ClientAddresses, HttpSandboxes
+from paddock.run_code.http import sandbox_session
 
 _VERSION = "mcp-protocol-version"
 
@@ -42,6 +44,7 @@ class SdkProtocol:
         self._template = template
         self._memories = SessionMemories()
         self._running = RunningRequests()
+        self._slots = CallSlots()
         self._http: aiohttp.ClientSession | None = None
         server = build_server(self._session_of)
         # The page and the host were checked before.
@@ -52,8 +55,7 @@ class SdkProtocol:
     @asynccontextmanager
     async def run(self) -> AsyncGenerator[None]:
         """Serve while entered."""
-        connector = aiohttp.TCPConnector(limit=0)
-        async with aiohttp.ClientSession(connector=connector) as http, self._manager.run():
+        async with sandbox_session() as http, self._manager.run():
             self._http = http
             yield
 
@@ -89,6 +91,7 @@ class SdkProtocol:
             client.session_id,
             self._memories.of(client.key_id, client.session_id),
             template=self._template,
+            slot=lambda: self._slots.taken(client.key_id),
         )
 
 

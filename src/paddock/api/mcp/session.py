@@ -8,7 +8,8 @@ Each call extends its timeout; at its end it pauses. So it pauses too if a clien
 import asyncio
 import logging
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from math import ceil
 
 from msgspec import Struct, field
@@ -68,8 +69,13 @@ class McpSession:
         *,
         template: str = DEFAULT_TEMPLATE,
         idle_seconds: int = IDLE_SECONDS,
+        slot: Callable[[], AbstractContextManager[None]] = nullcontext,
     ) -> None:
-        """`session_id` is empty for clients without sessions: their calls name a sandbox."""
+        """`session_id` is empty for clients without sessions: their calls name a sandbox.
+
+        `slot` is entered by calls that hold what a sandbox sends; it limits how many there are.
+        """
+        self.slot = slot
         self.calls = calls
         self.template = template
         self.idle_seconds = idle_seconds

@@ -8,13 +8,12 @@ from collections.abc import Mapping
 from contextlib import suppress
 from uuid import uuid4
 
-import aiohttp
-
 from paddock.api.mcp.server import USER_AGENT, build_server
 from paddock.api.mcp.session import McpSession, SessionMemory
 from paddock.client.sandboxes import ClientAddresses, HttpSandboxes
 from paddock.kit.errors import PaddockError
 from paddock.kit.logs import fields
+from paddock.run_code.http import sandbox_session
 
 log = logging.getLogger(__name__)
 
@@ -27,9 +26,7 @@ async def serve(url: str, headers: Mapping[str, str], *, template: str, idle_sec
     The process is the session: this holds for clients with and without sessions.
     """
     told = _signals()
-    # No limit of connections: each run holds one.
-    connector = aiohttp.TCPConnector(limit=0)
-    async with aiohttp.ClientSession(connector=connector) as http:
+    async with sandbox_session() as http:
         session = McpSession(
             HttpSandboxes(
                 http, ClientAddresses(url, url, url), {"User-Agent": USER_AGENT, **headers}

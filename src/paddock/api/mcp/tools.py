@@ -60,7 +60,8 @@ class SandboxTools:
         stopped = ""
         run = CodeRun(code=code, language=language, seconds=timeout_seconds)
         try:
-            await session.calls.run_code(box, run, outcome, out, err)
+            with session.slot():
+                await session.calls.run_code(box, run, outcome, out, err)
         except Interrupted as reason:
             stopped = str(reason)
         return results.code_result(box.sandbox_id, outcome, out, err, stopped)
@@ -88,7 +89,8 @@ class SandboxTools:
         code: int | None = None
         stopped = ""
         try:
-            code = await session.calls.run_command(box, wanted, out, err)
+            with session.slot():
+                code = await session.calls.run_command(box, wanted, out, err)
         except Interrupted as reason:
             stopped = str(reason)
         return results.command_result(
@@ -114,7 +116,10 @@ class SandboxTools:
         """
         session = self._session(ctx)
         box = await session.open(sandbox_id)
-        part = await session.calls.read_file(box, path, offset=offset, limit=MAX_IMAGE_FILE_BYTES)
+        with session.slot():
+            part = await session.calls.read_file(
+                box, path, offset=offset, limit=MAX_IMAGE_FILE_BYTES
+            )
         data = part.data
         is_image = results.image_type(data) is not None and part.size == len(data)
         if is_image:
@@ -167,7 +172,8 @@ class SandboxTools:
         """List a directory, up to 500 entries."""
         session = self._session(ctx)
         box = await session.open(sandbox_id)
-        found = await session.calls.list_files(box, path, depth=depth)
+        with session.slot():
+            found = await session.calls.list_files(box, path, depth=depth)
         return results.FileList(
             sandbox_id=box.sandbox_id,
             entries=[

@@ -6,7 +6,6 @@ import sys
 from contextlib import aclosing
 from pathlib import Path
 
-import aiohttp
 import click
 from msgspec import Struct
 
@@ -21,6 +20,7 @@ from paddock.cli.target import CliTarget
 from paddock.kit.errors import PaddockError, UnsupportedError
 from paddock.run_code.client import PORT, TEMPLATE, CodeInterpreter
 from paddock.run_code.events import CodeError
+from paddock.run_code.http import sandbox_session
 
 _SPARE_SECONDS = 60
 """The sandbox lives that much longer than its code may run."""
@@ -135,7 +135,7 @@ async def _run_in(
     box: RunSandbox, target: CliTarget, source: CodeSource, report: RunReport, timeout_seconds: int
 ) -> None:
     place = target.sandbox(box.id, box.token, PORT, traffic_token=box.traffic_token)
-    async with aiohttp.ClientSession() as session:
+    async with sandbox_session() as session:
         interpreter = CodeInterpreter(session, place.url, place.headers)
         if source.prelude:
             await _prepare(interpreter, source)

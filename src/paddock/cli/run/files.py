@@ -2,15 +2,22 @@
 
 from pathlib import Path
 
-from paddock.kit.errors import PaddockError
+from paddock.kit.errors import PaddockError, TooLargeError
 from paddock.run_code.events import CodeResult
+
+MAX_FILES = 1000
+MAX_BYTES = 1 << 30
 
 
 class ImageFiles:
-    """The images of one run: `chart-1.png`, `image-1.png`, …; no file is overwritten."""
+    """The images of one run: `chart-1.png`, `image-1.png`, …; no file is overwritten.
+
+    Code in a sandbox must not fill the disk of this machine: `TooLargeError` beyond the limits.
+    """
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
+        self._files = self._bytes = 0
         self._next = {"chart": 1, "image": 1}
 
     def save(self, result: CodeResult) -> Path | None:
@@ -19,7 +26,14 @@ class ImageFiles:
         if found is None:
             return None
         suffix, data = found
-        kind = "chart" if result.chart is not None else "image"
+        self._files += 1
+        self._bytes += len(data)
+        if self._files > MAX_FILES or self._bytes > MAX_BYTES:
+            raise TooLargeError(
+                f"the code shows more than {MAX_FILES} images, or {MAX_BYTES >> 20} MiB of them",
+                hint="save them in the sandbox, and download them from there",
+            )
+        kind = "chart" if result.is_chart else "image"
         self._directory.mkdir(parents=True, exist_ok=True)
         while True:
             path = self._directory / f"{kind}-{self._next[kind]}.{suffix}"

@@ -1,5 +1,6 @@
 """Reports a run: output as it comes, results, images, the exception; or one JSON object."""
 
+import re
 import sys
 from typing import Any, TextIO
 
@@ -19,8 +20,9 @@ from paddock.run_code.events import (
 
 _EXITS = ("SystemExit", "ExitStatus")
 """The names of errors that set the exit code: of Python, and of the bash of our own interpreter."""
+_NUMBER = re.compile(r"-?[0-9]{1,18}")
 MAX_COLLECTED_CHARACTERS = 32 << 20
-"""How much of each output JSON has; the rest is counted."""
+"""How much of each output, and of all results, JSON has; the rest is counted."""
 
 
 class RunReport:
@@ -100,6 +102,8 @@ class JsonReport(RunReport):
         self._texts: dict[str, list[str]] = {"stdout": [], "stderr": []}
         self._sizes = {"stdout": 0, "stderr": 0}
         self._results: list[dict[str, Any]] = []
+        self._results_size = 0
+        self._results_omitted = 0
         self._error: CodeError | None = None
 
     def print(self, text: str, stream: TextIO) -> None:
@@ -113,11 +117,17 @@ class JsonReport(RunReport):
     def show(self, result: CodeResult) -> None:
         """Save an image; keep the other formats."""
         path = self._images.save(result)
-        fields: dict[str, Any] = msgspec.to_builtins(result)
+        fields = _formats(result)
         if path is not None:
-            fields |= {"png": None, "jpeg": None, "svg": None, "file": str(path)}
-        del fields["type"]
-        self._results.append({name: value for name, value in fields.items() if value is not None})
+            for name in ("png", "jpeg", "svg"):
+                fields.pop(name, None)
+            fields["file"] = str(path)
+        size = len(msgspec.json.encode(fields))
+        if self._results_size + size > MAX_COLLECTED_CHARACTERS:
+            self._results_omitted += 1
+            return
+        self._results_size += size
+        self._results.append(fields)
 
     def fail(self, error: CodeError) -> None:
         """Keep the exception."""
@@ -135,6 +145,8 @@ class JsonReport(RunReport):
         for name, size in self._sizes.items():
             if size > MAX_COLLECTED_CHARACTERS:
                 found[f"{name}Omitted"] = size - MAX_COLLECTED_CHARACTERS
+        if self._results_omitted:
+            found["resultsOmitted"] = self._results_omitted
         self._output.data(found)
 
 
@@ -150,7 +162,20 @@ def _status(value: str) -> int | None:
     """Return the status that `sys.exit` got; None if it got a message."""
     if value in ("", "None"):
         return 0
-    return int(value) if value.lstrip("-").isdecimal() and len(value) < 20 else None
+    return int(value) if _NUMBER.fullmatch(value) else None
+
+
+def _formats(result: CodeResult) -> dict[str, Any]:
+    """Return the formats that a result has."""
+    found: dict[str, Any] = {}
+    for name in result.__struct_fields__:
+        value = getattr(result, name)
+        if isinstance(value, msgspec.Raw):
+            text = bytes(value).decode(errors="replace")
+            value = None if text in ("", "null") else msgspec.Raw(text.encode())
+        if value is not None:
+            found[name] = value
+    return found
 
 
 def _error_fields(error: CodeError) -> dict[str, str]:

@@ -53,6 +53,11 @@ class EventQueue:
         return self._left < 0
 
     @property
+    def is_full(self) -> bool:
+        """Whether the kernel is stopped until events were read."""
+        return self._is_full
+
+    @property
     def is_discarded(self) -> bool:
         """Whether nobody reads the events anymore."""
         return self._is_discarded

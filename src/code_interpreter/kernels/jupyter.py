@@ -192,6 +192,8 @@ class JupyterKernel:
             return
         if self._run is not None and message.parent == self._run.id:
             self._run.take_reply(message)
+        elif self._run is not None and message.parent == self._run.mark_request:
+            self._run.take_reply_to_mark()
         elif message.content.get("status") == "error":
             log.warning("a kernel could not set variables: %s", message.content.get("evalue"))
 

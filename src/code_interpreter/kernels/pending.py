@@ -1,7 +1,8 @@
 """One request to a Jupyter kernel, and the messages that answer it.
 
 A run has ended when the kernel publishes that it is idle again. A kernel that reports this before
-it has sent all output prints a mark afterwards: then the run has ended when the mark arrives.
+it has sent all output prints a mark afterwards: then the run has ended when the mark arrives. Such
+a kernel may ascribe the output, and also the value, to the request that prints the mark.
 Messages that never arrive are waited for as long as others do, and a moment longer.
 """
 
@@ -14,7 +15,8 @@ from code_interpreter.kernels.events import Accepted, Event, Failure
 from code_interpreter.kernels.wire import Message
 
 _LATE_SECONDS = 2.0
-_OUTPUT = ("stream", "display_data")
+_OUTPUT = ("stream", "display_data", "execute_result")
+"""The mark itself has no value."""
 
 
 class PendingRun:
@@ -82,13 +84,27 @@ class PendingRun:
             self._failure = messages.failure_of(message.content)
         elif status in ("abort", "aborted"):
             self._failure = messages.ABORTED
-        if not self.ended.is_set():
+        # A busy machine may take long from the reply to the mark.
+        if not self._mark:
             self._finish_later()
 
+    def take_reply_to_mark(self) -> None:
+        """Handle the reply to the request that prints the mark: little can be missing now."""
+        self._finish_later()
+
     def _finish_later(self) -> None:
+        if self.ended.is_set():
+            return
         if self._late is not None:
             self._late.cancel()
-        self._late = asyncio.get_running_loop().call_later(_LATE_SECONDS, self._finish)
+        self._late = asyncio.get_running_loop().call_later(_LATE_SECONDS, self._finish_late)
+
+    def _finish_late(self) -> None:
+        # A full queue has stopped the kernel in the middle of its output.
+        if self._queue.is_full:
+            self._finish_later()
+        else:
+            self._finish()
 
     def _finish(self) -> None:
         if self._late is not None:

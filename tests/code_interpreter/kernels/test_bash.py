@@ -16,7 +16,7 @@ async def bash(contexts, code: str, **request) -> Seen:
 
 async def test_variables_functions_and_the_directory_are_kept(contexts) -> None:
     await bash(contexts, "x=41; f() { echo $((x + 1)); }; cd /usr")
-    result = await bash(contexts, "f; pwd")
+    result = await bash(contexts, "f; pwd; cd ~-")
     assert result.printed() == "42\n/usr\n"
     assert result.printed("stderr") == ""
 

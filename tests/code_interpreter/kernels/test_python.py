@@ -62,7 +62,7 @@ async def test_variables_of_a_run_are_reset_after_it(contexts) -> None:
 
 async def test_variables_are_reset_after_a_failed_run(contexts) -> None:
     await run(contexts, "1/0", variables={"OWN": "x"})
-    assert (await run(contexts, "'OWN' in os.environ")).text == "False"
+    assert (await run(contexts, "import os; 'OWN' in os.environ")).text == "False"
 
 
 async def test_a_clone_gets_its_own_variables_and_random_numbers(contexts) -> None:

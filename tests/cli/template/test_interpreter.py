@@ -1,11 +1,17 @@
 """The steps of the code interpreter's template, and what is copied into it."""
 
 import io
+import os
+import re
+import shlex
+import shutil
+import subprocess
 import tarfile
 from pathlib import Path
 
 import pytest
 
+import code_interpreter
 from paddock.cli.http import CallError
 from paddock.cli.template.api import BuildId
 from paddock.cli.template.interpreter import assets, recipe
@@ -13,6 +19,7 @@ from paddock.cli.template.interpreter.assets import LOCKS, PACKAGE, Assets
 from paddock.cli.template.interpreter.install import ensure_pool, share
 from paddock.kit.errors import InvalidError, NotFoundError
 
+PACKAGE_FILES = Path(code_interpreter.__file__).parent
 BUILT = BuildId("code-interpreter-v1", "id", ("default/code-interpreter-v1",))
 
 
@@ -76,6 +83,23 @@ def test_everything_is_installed_as_root_from_locks_with_hashes(installed: Path)
     installs = [text for text in commands(assets.find()) if "pip" in text]
     assert len(installs) == 2
     assert all("--require-hashes" in text for text in installs)
+
+
+def test_clones_seed_their_kernels_by_a_hook_that_can_run(installed: Path, tmp_path: Path) -> None:
+    home, hook = tmp_path / "home", tmp_path / Path(recipe.CLONE_HOOK).relative_to("/")
+    shutil.copytree(PACKAGE_FILES, home / PACKAGE)
+    last = commands(assets.find())[-1]
+    last = last.replace(recipe.HOME, str(home)).replace(recipe.CLONE_HOOK, str(hook))
+    subprocess.run(["sh", "-c", last], check=True)
+    assert os.access(hook, os.X_OK)
+    assert hook.read_bytes() == (PACKAGE_FILES / "clone_hook.sh").read_bytes()
+    assert re.fullmatch(r"/etc/paddock/clone\.d/[A-Za-z0-9_][A-Za-z0-9_.-]*", recipe.CLONE_HOOK)
+
+
+def test_the_server_is_started_by_its_supervisor() -> None:
+    shell, script, python = shlex.split(recipe.START_COMMAND)
+    assert (PACKAGE_FILES.parent / Path(script).relative_to(recipe.HOME)).is_file()
+    assert (shell, python) == ("sh", f"{recipe.HOME}/venv/bin/python")
 
 
 def test_languages_are_packages_of_debian_in_any_order(installed: Path) -> None:

@@ -8,14 +8,13 @@ command in a sandbox does.
 from collections.abc import Mapping, Sequence
 
 from paddock.cli.template.copies import SentStep
-from paddock.cli.template.interpreter.assets import LOCKS, Assets
+from paddock.cli.template.interpreter.assets import LOCKS, PACKAGE, Assets
 
 HOME = "/opt/code-interpreter"
-START_COMMAND = (
-    f"cd {HOME} && while :; do venv/bin/python -m code_interpreter; "
-    'echo "the code interpreter ended with status $?; it is started again" >&2; sleep 1; done'
-)
+START_COMMAND = f"sh {HOME}/{PACKAGE}/supervise.sh {HOME}/venv/bin/python"
 """Starts the server again if it ends. Its kernels belong to the user of the sandbox."""
+CLONE_HOOK = "/etc/paddock/clone.d/50-code-interpreter"
+"""Seeds random generators again in each clone, also in code that is under way."""
 READY_COMMAND = "curl -sf http://localhost:49999/health"
 LANGUAGES: Mapping[str, tuple[str, ...]] = {
     "r": ("r-base-core", "r-cran-irkernel"),
@@ -48,8 +47,13 @@ def steps(assets: Assets, languages: Sequence[str] = ()) -> list[SentStep]:
         install = f"apt-get install -y -q --no-install-recommends {' '.join(packages)}"
         made.append(_run(f"apt-get update -q && {install} && rm -rf /var/lib/apt/lists/*"))
     made.append(SentStep("COPY", (_ALL, f"{HOME}/", "root", ""), 0, assets.code))
-    # Compiled once, and not in the memory of each sandbox: the user cannot write there.
-    made.append(_run(f"python3 -m compileall -q {HOME}/code_interpreter"))
+    made.append(
+        _run(
+            # Compiled once, and not in the memory of each sandbox: the user cannot write there.
+            f"python3 -m compileall -q {HOME}/{PACKAGE} && "
+            f"install -D -m 755 {HOME}/{PACKAGE}/clone_hook.sh {CLONE_HOOK}"
+        )
+    )
     return made
 
 

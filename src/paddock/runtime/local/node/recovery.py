@@ -21,6 +21,7 @@ from paddock.runtime.local.node import records
 from paddock.runtime.local.node.records import RecordPhase, SandboxRecord
 from paddock.runtime.local.node.slots import cgroup_name
 from paddock.runtime.local.sandbox.builder import remove_cgroups
+from paddock.runtime.local.sandbox.checkpoint_records import CheckpointRecords
 from paddock.runtime.local.sandbox.lifecycle import UP, SandboxLifecycle
 from paddock.runtime.local.sandbox.sandbox import NodeSandbox
 from paddock.runtime.port import InstanceState
@@ -51,7 +52,15 @@ async def recover(lifecycle: SandboxLifecycle) -> None:
             log.warning("sandbox not adopted", extra=fields(sandbox=name, reason=str(problem)))
             _mark_failed(lifecycle, record, f"the node could not adopt it: {problem}")
     await context.run_in_thread(context.storage.sweep)
+    await context.run_in_thread(_sweep_checkpoints, CheckpointRecords(context))
     await sweep(lifecycle)
+
+
+def _sweep_checkpoints(checkpoints: CheckpointRecords) -> None:
+    """Remove files of checkpoints that were not stored completely, or not deleted completely."""
+    for name in checkpoints.incomplete():
+        checkpoints.discard(name)
+        log.info("incomplete checkpoint removed", extra=fields(checkpoint=name))
 
 
 def _running_envds() -> dict[str, int]:

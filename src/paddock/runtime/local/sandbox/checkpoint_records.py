@@ -1,6 +1,7 @@
 """Metadata of checkpoints, one file each. A checkpoint without its record does not exist."""
 
 from datetime import datetime
+from pathlib import Path
 
 import msgspec
 from msgspec import Struct
@@ -58,13 +59,13 @@ class CheckpointRecords:
         self._directory.mkdir(mode=0o700, exist_ok=True)
         temporary = self._directory / f".{checkpoint_id}.tmp"
         temporary.write_bytes(msgspec.json.encode(record))
-        temporary.replace(self._directory / f"{checkpoint_id}.json")
+        temporary.replace(self._path(checkpoint_id))
         return record
 
     def read(self, checkpoint_id: str) -> CheckpointRecord | None:
         """Return the record of a checkpoint; None if there is no such checkpoint."""
         try:
-            data = (self._directory / f"{checkpoint_id}.json").read_bytes()
+            data = self._path(checkpoint_id).read_bytes()
         except FileNotFoundError:
             return None
         record = _decoder.decode(data)
@@ -76,6 +77,18 @@ class CheckpointRecords:
         found = (self.read(name) for name in names)
         return tuple(record for record in found if record is not None)
 
+    def incomplete(self) -> tuple[str, ...]:
+        """Return the checkpoints that have files and no record. Blocks on the disk."""
+        names = self._context.storage.checkpoints()
+        return tuple(name for name in names if not self._path(name).exists())
+
+    def discard(self, checkpoint_id: str) -> None:
+        """Remove what an interrupted attempt has left of a checkpoint. Blocks on the disk."""
+        self._context.storage.delete_checkpoint(checkpoint_id)
+
     def remove(self, checkpoint_id: str) -> None:
         """Remove the record; an unknown id is no error."""
-        (self._directory / f"{checkpoint_id}.json").unlink(missing_ok=True)
+        self._path(checkpoint_id).unlink(missing_ok=True)
+
+    def _path(self, checkpoint_id: str) -> Path:
+        return self._directory / f"{checkpoint_id}.json"

@@ -1,6 +1,7 @@
 """Directories of the machine in a sandbox: only those allowed, never with the rights of root."""
 
 import os
+import stat
 import subprocess
 from pathlib import Path
 
@@ -105,6 +106,25 @@ async def test_files_of_root_inside_do_not_belong_to_root_outside(node, box, sha
     assert await succeeds(again, "echo more >> /data/a")
     assert (shared / "a").read_text() == "hello\nmore\n"
     assert (shared / "a").stat().st_uid == SHARED_IDS
+
+
+@pytest.mark.sandbox
+async def test_device_files_of_a_host_path_cannot_be_opened(node, box, shared: Path):
+    device = shared / "zero"
+    os.mknod(device, 0o666 | stat.S_IFCHR, os.makedev(1, 5))
+    device.chmod(0o666)
+    with device.open("rb", buffering=0) as zero:
+        assert zero.read(1) == b"\0"
+    instance = await box(mounts=(Mount(source=str(shared), path="/data"),))
+
+    async def is_refused() -> bool:
+        opened = await run(instance, "test -c /data/zero && head -c 1 /data/zero")
+        return opened.out == "" and "Permission denied" in opened.error
+
+    assert await is_refused()
+    await node.runtime.hibernate(instance.uid)
+    instance = await node.runtime.restore(instance.uid)
+    assert await is_refused()
 
 
 @pytest.mark.sandbox

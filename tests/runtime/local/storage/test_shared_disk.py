@@ -163,7 +163,8 @@ async def test_on_plain_directories_the_sandbox_that_fills_the_disk_ends(tmp_pat
             assert found is not None
             assert "only half of the reserve is left" in (found.reason or "")
             free = os.statvfs(disk).f_bavail * os.statvfs(disk).f_frsize
-            assert free > 250 * MIB
+            # It writes a little more until the node has seen it.
+            assert free > 1000 * MIB
             assert (await run(neighbour, "cat /home/user/file")).out == "kept\n"
             assert "writer" in {one.uid for one in await node.runtime.instances()}
         finally:

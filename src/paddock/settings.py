@@ -224,6 +224,14 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     sandboxes. Below it, new sandboxes, snapshots, hibernations and images are refused. If unset, 5
     % of the disk: at least 2 GiB and at most 8 GiB, but no more than a fifth of the disk. The
     minimum is 256 MiB."""
+    kernel_memory_percent: Annotated[int, Meta(ge=1, le=100)] = 10
+    """Kernel memory that no limit counts: the share of its memory limit that a sandbox may have, in
+    percent. Beyond it, the sandbox is killed. Only for the runtime `local`."""
+    kernel_memory_min_bytes: Annotated[int, Meta(ge=16 << 20)] = 32 << 20
+    """What each sandbox may have of it, however low its memory limit is, in bytes."""
+    pending_signals_per_sandbox: Annotated[int, Meta(ge=1024)] = 16_384
+    """Pending signals that a sandbox may have; beyond it, the sandbox is killed. All sandboxes of a
+    machine together have half of those of the machine (`ulimit -i`)."""
     image_max_bytes: Annotated[int, Meta(ge=1)] = 64 << 30
     """Maximum size of an imported image when it is unpacked, in bytes."""
     image_max_entries: Annotated[int, Meta(ge=1)] = 2_000_000

@@ -4,11 +4,13 @@ import asyncio
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from paddock.app.up.processes import SupervisedProcess
 from paddock.app.up.supervisor import MachineSupervisor
 from paddock.kit.errors import InvalidError
+from paddock.runtime.local.kernel.uncharged import KernelMemoryBounds
 from paddock.settings import Settings
 
 
@@ -54,3 +56,23 @@ async def test_a_process_gets_its_own_environment(tmp_path: Path) -> None:
     running.cancel()
     await asyncio.gather(running, return_exceptions=True)
     assert log.read_text().startswith("secret /")
+
+
+def test_the_node_gets_the_bounds_of_kernel_memory(tmp_path: Path) -> None:
+    settings = Settings(
+        state_dir=str(tmp_path), kernel_memory_percent=20, pending_signals_per_sandbox=2048
+    )
+    command = MachineSupervisor(settings).node.command
+    given = command[command.index("--kernel-memory") + 1]
+    assert msgspec.json.decode(given, type=KernelMemoryBounds) == KernelMemoryBounds(
+        percent=20, pending_signals=2048
+    )
+
+
+def test_the_documented_bounds_of_kernel_memory_are_those_of_the_node() -> None:
+    settings = Settings()
+    assert KernelMemoryBounds() == KernelMemoryBounds(
+        percent=settings.kernel_memory_percent,
+        least_bytes=settings.kernel_memory_min_bytes,
+        pending_signals=settings.pending_signals_per_sandbox,
+    )

@@ -57,6 +57,7 @@ class MachineSupervisor:
                 *("--outbound", str(outbound_settings.node_file(settings))),
                 *("--images", str(image_settings.node_file(settings))),
                 *("--rates", msgspec.json.encode(rates_of(settings)).decode()),
+                *("--kernel-memory", msgspec.json.encode(_kernel_memory(settings)).decode()),
                 *("--clone-hook-seconds", str(settings.clone_hook_seconds)),
                 *_disk_reserve(settings),
                 f"--heavy-work={settings.heavy_work}",
@@ -227,6 +228,14 @@ async def _started(
 def _disk_reserve(settings: Settings) -> tuple[str, ...]:
     reserve = settings.disk_reserve_bytes
     return () if reserve is None else (f"--disk-reserve-bytes={reserve}",)
+
+
+def _kernel_memory(settings: Settings) -> dict[str, int]:
+    return {
+        "percent": settings.kernel_memory_percent,
+        "least_bytes": settings.kernel_memory_min_bytes,
+        "pending_signals": settings.pending_signals_per_sandbox,
+    }
 
 
 def _admin_port(settings: Settings, number: int) -> dict[str, str]:

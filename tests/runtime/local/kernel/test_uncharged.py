@@ -4,6 +4,7 @@ import pytest
 
 from paddock.runtime.local.kernel import uncharged
 from paddock.runtime.local.kernel.uncharged import (
+    KernelMemoryBounds,
     LockTable,
     ProcessFacts,
     TcpSockets,
@@ -175,7 +176,7 @@ def test_a_sandbox_may_have_a_tenth_of_its_limit_but_at_least_32_mib(limit, byte
 
 
 def test_more_pending_signals_than_a_share_end_a_sandbox():
-    used = UnchargedMemory(pending_signals=uncharged.MAX_PENDING_SIGNALS + 1)
+    used = UnchargedMemory(pending_signals=KernelMemoryBounds().pending_signals + 1)
     assert "pending signals" in (uncharged.excess(used, 1 << 30) or "")
 
 
@@ -193,3 +194,13 @@ def test_all_sandboxes_together_may_have_half_of_the_pool_of_filters():
 
 def test_data_in_sockets_stays_below_the_allowance_although_it_exceeds_its_limit():
     assert uncharged.socket_limit(256 << 20) * 37 // 32 < uncharged.allowance(256 << 20)
+
+
+def test_the_operator_sets_the_share_of_uncharged_memory():
+    bounds = KernelMemoryBounds(percent=25, least_bytes=64 << 20)
+    assert uncharged.allowance(1 << 30, bounds) == 256 << 20
+    assert uncharged.allowance(128 << 20, bounds) == 64 << 20
+    assert uncharged.socket_limit(1 << 30, bounds) < 256 << 20
+    used = UnchargedMemory(netlink=150 << 20)
+    assert uncharged.excess(used, 1 << 30, bounds) is None
+    assert uncharged.excess(used, 1 << 30) is not None

@@ -10,14 +10,18 @@ import pytest
 from paddock.kit.tasks import background
 from paddock.runtime.local.kernel import syscalls, uncharged
 from paddock.runtime.local.kernel.kernel_growth import KernelGrowth
+from paddock.runtime.local.kernel.uncharged import KernelMemoryBounds
 from paddock.runtime.local.sandbox.kernel_memory import KernelMemoryWatch
 from paddock.runtime.port import Limits
+
+MAX_PENDING_SIGNALS = KernelMemoryBounds().pending_signals
 
 
 class Cgroup:
     """A cgroup of one process, with a counter of CPU time."""
 
     def __init__(self) -> None:
+        self.bounds = KernelMemoryBounds()
         self.seconds = 1.0
         self.inspections = 0
         self.charged = 0
@@ -86,7 +90,7 @@ def test_a_process_that_exits_during_the_inspection_is_left_out(tmp_path: Path):
 
 async def test_a_sandbox_beyond_its_bound_is_killed_with_the_reason(tmp_path: Path):
     cgroup, sandbox = Cgroup(), a_sandbox()
-    write_process(tmp_path, signals=uncharged.MAX_PENDING_SIGNALS + 1)
+    write_process(tmp_path, signals=MAX_PENDING_SIGNALS + 1)
 
     await a_watch(cgroup, tmp_path).check_all([sandbox])
 
@@ -96,7 +100,7 @@ async def test_a_sandbox_beyond_its_bound_is_killed_with_the_reason(tmp_path: Pa
 
 async def test_a_sandbox_that_was_replaced_meanwhile_is_not_killed(tmp_path: Path):
     cgroup, sandbox = Cgroup(), a_sandbox()
-    write_process(tmp_path, signals=uncharged.MAX_PENDING_SIGNALS + 1)
+    write_process(tmp_path, signals=MAX_PENDING_SIGNALS + 1)
 
     async def replaced_before(call: Any, *arguments: Any) -> Any:
         if arguments:  # the inspection, not the list of locks
@@ -111,7 +115,7 @@ async def test_a_sandbox_that_was_replaced_meanwhile_is_not_killed(tmp_path: Pat
 
 async def test_a_sandbox_that_is_replaced_while_it_is_inspected_is_not_killed(tmp_path: Path):
     cgroup, sandbox = Cgroup(), a_sandbox()
-    write_process(tmp_path, signals=uncharged.MAX_PENDING_SIGNALS + 1)
+    write_process(tmp_path, signals=MAX_PENDING_SIGNALS + 1)
 
     async def replaced_after(call: Any, *arguments: Any) -> Any:
         result = call(*arguments)
@@ -139,7 +143,7 @@ async def test_each_of_many_sandboxes_beyond_their_bound_is_killed_before_the_ne
         def kill(self, name: str) -> None:
             happened.append(("killed", name))
 
-    write_process(tmp_path, signals=uncharged.MAX_PENDING_SIGNALS + 1)
+    write_process(tmp_path, signals=MAX_PENDING_SIGNALS + 1)
     sandboxes = [a_sandbox() for _ in range(40)]
     for number, sandbox in enumerate(sandboxes):
         sandbox.uid = sandbox.cgroup = str(number)
@@ -419,3 +423,16 @@ async def test_filters_that_many_processes_have_inherited_kill_no_sandbox(tmp_pa
     await a_watch(cgroup, tmp_path).check_all(sandboxes)
 
     assert cgroup.kills == []
+
+
+async def test_the_operator_sets_the_bounds(tmp_path: Path):
+    cgroup, sandbox = Cgroup(), a_sandbox()
+    write_process(tmp_path, signals=MAX_PENDING_SIGNALS + 1)
+
+    cgroup.bounds = KernelMemoryBounds(pending_signals=MAX_PENDING_SIGNALS + 1)
+    await a_watch(cgroup, tmp_path).check_all([sandbox])
+    assert cgroup.kills == []
+
+    cgroup.bounds = KernelMemoryBounds(pending_signals=1024)
+    await a_watch(cgroup, tmp_path).check_all([sandbox])
+    assert cgroup.kills == ["s1"]

@@ -14,6 +14,7 @@ from msgspec import Struct
 
 from paddock.envd.memory_kills import MemoryKills
 from paddock.runtime.local.kernel import uncharged
+from paddock.runtime.local.kernel.uncharged import KernelMemoryBounds
 from paddock.runtime.port import Limits
 
 _PERIOD_US = 100_000
@@ -86,8 +87,15 @@ class CgroupUsage(Struct, frozen=True):
 class Cgroups:
     """The cgroups of one node; names are those of sandboxes."""
 
-    def __init__(self, node: str, layout: CgroupLayout | None = None) -> None:
+    def __init__(
+        self,
+        node: str,
+        layout: CgroupLayout | None = None,
+        bounds: KernelMemoryBounds | None = None,
+    ) -> None:
         self.layout = layout or detect()
+        self.bounds = bounds or KernelMemoryBounds()
+        """What sandboxes may have beyond their memory limit."""
         self._parent = f"paddock-{node}"
         self.disks: tuple[str, ...] = ()
         """The disks (`major:minor`) whose use is limited."""
@@ -186,7 +194,9 @@ class Cgroups:
                     both = str(2 * limits.memory_bytes)
                     _write(f"{at}/memory.memsw.limit_in_bytes", both, optional=True)
                 # Data in sockets of TCP and UDP is not part of the memory limit of version 1.
-                sockets = uncharged.socket_limit(limits.memory_bytes) if limits.memory_bytes else -1
+                sockets = -1
+                if limits.memory_bytes:
+                    sockets = uncharged.socket_limit(limits.memory_bytes, self.bounds)
                 _write(f"{at}/memory.kmem.tcp.limit_in_bytes", str(sockets), optional=True)
         if (at := self._at("pids", name)) is not None:
             _write(f"{at}/pids.max", str(limits.pids or "max"))

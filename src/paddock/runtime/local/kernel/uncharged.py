@@ -16,10 +16,6 @@ from collections.abc import Iterable
 
 from msgspec import Struct
 
-_SHARE = 10
-"""A sandbox may have a tenth of its memory limit as uncharged kernel memory …"""
-_LEAST_ALLOWANCE = 32 << 20
-"""… but at least this."""
 _HEADROOM = 0.75
 """The part of the allowance that may be in use when it is measured: more may follow at once."""
 
@@ -36,12 +32,24 @@ GROUP_BYTES = 4608
 """A multicast group with the maximum of 64 sources …"""
 MEMBER_BYTES = 1280
 """… and each socket in it."""
-MAX_PENDING_SIGNALS = 16_384
-"""The default limit of a machine with 24 GiB is 96,000, for all sandboxes together."""
 
 
 MAX_FILTER_BYTES = 512 * FILTER_BYTES
 """An eighth of the pool that the kernel has by default, for all sandboxes together."""
+
+
+class KernelMemoryBounds(Struct, frozen=True, kw_only=True):
+    """What a sandbox may have beyond its memory limit: settings of the operator."""
+
+    percent: int = 10
+    """Share of its memory limit as uncharged kernel memory …"""
+    least_bytes: int = 32 << 20
+    """… but at least this."""
+    pending_signals: int = 16_384
+    """The default limit of a machine with 24 GiB is 96,000, for all sandboxes together."""
+
+
+_BOUNDS = KernelMemoryBounds()
 
 
 class ProcessFacts(Struct, frozen=True):
@@ -101,35 +109,38 @@ class UnchargedMemory(Struct, frozen=True):
         }
 
 
-def allowance(memory_limit: int) -> int:
+def allowance(memory_limit: int, bounds: KernelMemoryBounds = _BOUNDS) -> int:
     """Return how many uncharged bytes a sandbox with this limit may have."""
-    return max(memory_limit // _SHARE, _LEAST_ALLOWANCE)
+    return max(memory_limit * bounds.percent // 100, bounds.least_bytes)
 
 
-def socket_limit(memory_limit: int) -> int:
+def socket_limit(memory_limit: int, bounds: KernelMemoryBounds = _BOUNDS) -> int:
     """Return the limit of data in TCP and UDP sockets on cgroup v1.
 
     What has been received is charged without a check, so a sixth more was measured.
     """
-    return allowance(memory_limit) * 4 // 5
+    return allowance(memory_limit, bounds) * 4 // 5
 
 
-def excess(used: UnchargedMemory, memory_limit: int) -> str | None:
+def excess(
+    used: UnchargedMemory, memory_limit: int, bounds: KernelMemoryBounds = _BOUNDS
+) -> str | None:
     """Return why a sandbox must end, or `None` if it may continue."""
-    if used.pending_signals > MAX_PENDING_SIGNALS:
+    if used.pending_signals > bounds.pending_signals:
         return (
-            f"it has {used.pending_signals} pending signals, more than the {MAX_PENDING_SIGNALS} "
-            "that a sandbox may have"
+            f"it has {used.pending_signals} pending signals, more than the "
+            f"{bounds.pending_signals} that a sandbox may have"
         )
     if used.filters > MAX_FILTER_BYTES:
         return (
             f"its seccomp filters took {used.filters >> 20} MiB of the pool of all sandboxes; "
             f"{MAX_FILTER_BYTES >> 20} MiB are allowed"
         )
-    if used.total > allowance(memory_limit) * _HEADROOM:
+    allowed = allowance(memory_limit, bounds)
+    if used.total > allowed * _HEADROOM:
         return (
             f"its {used.largest} took {used.total >> 20} MiB of kernel memory beyond its limit; "
-            f"{allowance(memory_limit) >> 20} MiB are allowed"
+            f"{allowed >> 20} MiB are allowed"
         )
     return None
 

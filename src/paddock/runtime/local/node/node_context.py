@@ -40,6 +40,7 @@ from paddock.runtime.local.images.settings import DOWNLOADS, ImageSettings
 from paddock.runtime.local.images.store import ImageStore
 from paddock.runtime.local.kernel import block_devices, syscalls, sysctls
 from paddock.runtime.local.kernel.cgroups import CgroupLayout, Cgroups
+from paddock.runtime.local.kernel.uncharged import KernelMemoryBounds
 from paddock.runtime.local.launch import native_build
 from paddock.runtime.local.launch.devices import DeviceFiles
 from paddock.runtime.local.launch.launcher import SandboxLauncher
@@ -88,6 +89,8 @@ class NodeSettings(Struct, frozen=True, kw_only=True):
     """Where `base` and `minimal` are built."""
     disk_reserve_bytes: int | None = None
     """Space to keep free on the disk of the state directory; `None`: see `storage/reserve.py`."""
+    kernel_memory: KernelMemoryBounds = KernelMemoryBounds()
+    """What a sandbox may have beyond its memory limit."""
     envd_idle_seconds: float = 60.0
     clone_hook_seconds: float = 10.0
     """How long the hooks of a new clone may run together."""
@@ -119,7 +122,7 @@ class NodeContext:
         self.node_id = node[:8]
         self.slots = SandboxSlots(int(node[8:16], 16))
         layout = CgroupLayout(None, frozenset(), {}) if self.is_rootless else None
-        self.cgroups = Cgroups(self.node_id, layout)
+        self.cgroups = Cgroups(self.node_id, layout, settings.kernel_memory)
         self.zygote = ZygoteProcess(spares=_SPARE_ENVDS)
         self.fabric: Fabric | None = None
         self.network_unavailable_reason = ""

@@ -30,6 +30,7 @@ from paddock.runtime.local.images.base import DEFAULT_CACHE
 from paddock.runtime.local.images.provider import ImageRequest
 from paddock.runtime.local.images.settings import ImageSettings
 from paddock.runtime.local.kernel import syscalls
+from paddock.runtime.local.kernel.uncharged import KernelMemoryBounds
 from paddock.runtime.local.node import recovery
 from paddock.runtime.local.node.capabilities import NodeCapabilities
 from paddock.runtime.local.node.disk_watch import DiskWatch
@@ -54,6 +55,7 @@ _IMAGE_POLL_SECONDS = 15.0
 _outbound_decoder = msgspec.json.Decoder(InstallationOutbound)
 _images_decoder = msgspec.json.Decoder(ImageSettings)
 _limits_decoder = msgspec.json.Decoder(Limits)
+_bounds_decoder = msgspec.json.Decoder(KernelMemoryBounds)
 
 
 class Node:
@@ -364,6 +366,9 @@ def main(argv: list[str]) -> int:
         "--clone-hook-seconds", type=float, default=10.0, help="time of the hooks of a new clone"
     )
     parser.add_argument("--rates", help="JSON with the highest rates of network and disk")
+    parser.add_argument(
+        "--kernel-memory", default="{}", help="JSON with bounds of uncharged kernel memory"
+    )
     parser.add_argument("--purge-on-exit", action="store_true")
     parser.add_argument("--purge", action="store_true")
     parser.add_argument("--log-level", default="info")
@@ -384,6 +389,7 @@ def main(argv: list[str]) -> int:
         storage=given.storage,
         image_cache=given.image_cache,
         disk_reserve_bytes=given.disk_reserve_bytes,
+        kernel_memory=_bounds_decoder.decode(given.kernel_memory),
         envd_idle_seconds=given.envd_idle_seconds,
         clone_hook_seconds=given.clone_hook_seconds,
         default_limits=_limits(given.rates),

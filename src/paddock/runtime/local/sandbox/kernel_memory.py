@@ -147,7 +147,7 @@ class KernelMemoryWatch:
             limit = sandbox.limits.memory_bytes or _machine_memory()
             used = self.inspect(sandbox.cgroup, init.pid, locks, limit, thorough)
             self._filters[sandbox.uid] = used.filters
-            if (reason := uncharged.excess(used, limit)) is not None:
+            if (reason := uncharged.excess(used, limit, self._cgroups.bounds)) is not None:
                 return number, reason
         return len(sandboxes), None
 
@@ -189,7 +189,7 @@ class KernelMemoryWatch:
         pids = self._cgroups.processes(cgroup)
         processes = self._processes(pids, thorough)
         tables = self._proc / str(init) / "net"
-        allowed = uncharged.allowance(memory_limit)
+        allowed = uncharged.allowance(memory_limit, self._cgroups.bounds)
         if pids == [init]:
             return self._without_programs(processes, tables, allowed)
         devices: frozenset[str] = frozenset()
@@ -233,7 +233,7 @@ class KernelMemoryWatch:
     def _compiled_filters(self, processes: Sequence[ProcessFacts]) -> int | None:
         """Return the size of the machine's filters if these have many; `None` if they do not."""
         count = sum(process.own_filters for process in processes)
-        if count * uncharged.FILTER_BYTES < uncharged.allowance(0) // 2:
+        if count * uncharged.FILTER_BYTES < self._cgroups.bounds.least_bytes // 2:
             return None
         return self._all_compiled_filters()
 

@@ -104,6 +104,8 @@ def needed_images(provider: Provider) -> frozenset[str]:
     for build in provider.all(TemplateBuild):
         # A tag or an id of a build starts sandboxes, whatever its template names.
         found |= _images(build.status.template)
+        if not build.has_ended and build.spec.from_image:
+            found.add(build.spec.from_image)
     return frozenset(found)
 
 

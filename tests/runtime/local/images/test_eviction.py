@@ -1,18 +1,25 @@
 """Images that nobody needs make room when the disk is full; needed ones and their layers stay."""
 
 import os
+import shutil
+import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from pathlib import Path
+from types import SimpleNamespace
+from typing import IO
 
 import pytest
 from msgspec import structs
 
 from paddock.kit.clock import SystemClock
+from paddock.runtime.local.images.archive import DirectoryBlobs, read_bundle
 from paddock.runtime.local.images.eviction import ImageEviction
 from paddock.runtime.local.images.model import PulledFrom
 from paddock.runtime.local.images.provider import known_names
 from paddock.runtime.local.images.store import ImageStore
+from tests.runtime.local.images import builders
 
 HOUR = 3600.0
 
@@ -100,6 +107,70 @@ def test_a_full_disk_evicts_and_an_empty_one_does_not(
     full = eviction(store, tmp_path, percent=0)
     full.need(())
     assert full.sweep(()) == ("a:1",)
+
+
+def test_no_more_is_evicted_while_the_layers_of_evicted_images_are_not_removed_yet(
+    store: ImageStore,
+    pull: Callable[[str, float], Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    layers = [pull(f"{name}:1", -600.0 + number) for number, name in enumerate("abc")]
+    size = store.size_of([layers[0].name])
+    taken = 100 * size
+
+    def usage(_: Path) -> object:
+        held = sum(size for layer in layers if layer.exists())
+        return SimpleNamespace(total=2 * taken, used=taken - 2 * size + held, free=taken)
+
+    monkeypatch.setattr(shutil, "disk_usage", usage)
+    monkeypatch.setattr("paddock.runtime.local.images.eviction._LOW_SHARE", 0.0)
+    sweeper = eviction(store, tmp_path, percent=50)
+    sweeper.need(())
+    assert [sweeper.sweep(()) for _ in range(3)] == [("a:1",), (), ()]
+    assert [layer.exists() for layer in layers] == [False, True, True]
+
+
+def test_a_running_import_stops_no_collection_and_keeps_its_layers(
+    store: ImageStore, pull: Callable[[str, float], Path], tmp_path: Path
+) -> None:
+    """The import waits for its second layer, as a pull does for hours from a slow registry."""
+    unused = pull("unused:1", -600.0)
+    store.delete("unused:1")
+    layers = [builders.tar(builders.entry(name, b"x")) for name in ("first", "second")]
+    layout = builders.oci_layout(tmp_path / "layout", layers)
+    bundle = read_bundle(DirectoryBlobs(layout))
+    is_waiting, go_on = threading.Event(), threading.Event()
+
+    class Slow(DirectoryBlobs):
+        def open(self, name: str) -> IO[bytes]:
+            if name == bundle.layers[1]:
+                is_waiting.set()
+                assert go_on.wait(60)
+            return super().open(name)
+
+    origin = PulledFrom("sha256:" + "0" * 64, None)
+    with ThreadPoolExecutor(1) as threads:
+        importing = threads.submit(
+            store.add_bundle, Slow(layout), bundle, ("slow:1",), origin, known=frozenset()
+        )
+        assert is_waiting.wait(60)
+        sweeper = eviction(store, tmp_path)
+        for _ in range(3):
+            sweeper.sweep(())
+        assert not unused.exists()
+        go_on.set()
+        image = importing.result(60)
+    assert all(layer.is_dir() for layer in image.layers)
+    assert list((tmp_path / "images" / "imports").iterdir()) == []
+
+
+def test_what_a_killed_process_was_importing_is_not_kept(store: ImageStore, tmp_path: Path) -> None:
+    left = tmp_path / "images" / "imports" / "left"
+    left.write_text("sha256-1")
+    (tmp_path / "images" / "layers" / "sha256-1").mkdir()
+    assert store.collect() == ("sha256-1",)
+    assert not left.exists()
 
 
 def test_layers_of_deleted_images_are_removed_unless_a_sandbox_has_them(

@@ -4,6 +4,8 @@ import gzip
 import hashlib
 import os
 import re
+import shutil
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import msgspec
@@ -14,8 +16,12 @@ from hypothesis import strategies as st
 from paddock.kit.errors import InvalidError, NotFoundError, PaddockError
 from paddock.runtime.local.checkpoint.threads import run_in_thread
 from paddock.runtime.local.images import ImageConfig, ImageStore, canonical_name
-from paddock.runtime.local.images.model import Manifest, decode_manifest
+from paddock.runtime.local.images import store as store_module
+from paddock.runtime.local.images.archive import DirectoryBlobs, read_bundle
+from paddock.runtime.local.images.model import Manifest, PulledFrom, decode_manifest
+from paddock.runtime.local.images.refs import ImageRefs
 from paddock.runtime.local.kernel import syscalls
+from paddock.runtime.local.storage import btrfs_ioctl
 from tests.runtime.local.images.builders import (
     config_blob,
     directory,
@@ -85,9 +91,101 @@ def test_a_damaged_layer_is_rejected_and_leaves_nothing(store: ImageStore, tmp_p
     archive.write_bytes(archive.read_bytes().replace(b"etc/two", b"etc/TWO"))
     with pytest.raises(PaddockError):
         store.add_archive(archive, "a")
+    store.collect()
     assert names_in(tmp_path / "images" / "layers") == []
     with pytest.raises(NotFoundError):
         store.resolve("a")
+
+
+def test_a_failed_import_waits_for_no_other_one(store: ImageStore, tmp_path: Path):
+    """What it has unpacked is removed later, as other unused layers: a sandbox may have it."""
+    archive = docker_save(tmp_path / "a.tar", [LOWER, UPPER], tags=[])
+    archive.write_bytes(archive.read_bytes().replace(b"etc/three", b"etc/THREE"))
+    with store.keeping_layers(), pytest.raises(PaddockError):
+        store.add_archive(archive, "a")
+    [layer] = (tmp_path / "images" / "layers").iterdir()
+    assert store.collect(in_use=[layer]) == ()
+    assert store.collect() == (layer.name,)
+
+
+def pulled(store: ImageStore, layout: Path, teams: tuple[str, ...] | None, digest: str) -> str:
+    """Store a version as if it was pulled with the tag `app:1`; return the name of the version."""
+    blobs = DirectoryBlobs(layout)
+    version = f"app@sha256:{digest * 64}"
+    origin = PulledFrom(f"sha256:{digest * 64}", teams)
+    store.add_bundle(blobs, read_bundle(blobs), (version, "app:1"), origin, known=frozenset())
+    return version
+
+
+def test_a_pull_of_one_team_takes_no_tag_away_from_all(store: ImageStore, tmp_path: Path):
+    public = oci_layout(tmp_path / "public", [LOWER])
+    private = oci_layout(tmp_path / "private", [LOWER, UPPER])
+    pulled(store, public, None, "1")
+    version = pulled(store, private, ("a",), "2")
+    manifest = store.manifest("app:1")
+    assert manifest is not None
+    assert (manifest.teams, len(manifest.layers)) == (None, 1)
+    assert len(store.resolve(version).layers) == 2
+    again = store.add_version(version, "app:1", ("b",))
+    assert again is not None
+    assert len(again.layers) == 2
+    assert store.manifest("app:1") == manifest
+    # As soon as all may use the new version, the tag names it.
+    store.add_version(version, "app:1", None)
+    assert len(store.resolve("app:1").layers) == 2
+
+
+def test_a_version_for_all_stays_for_all(store: ImageStore, tmp_path: Path):
+    layout = oci_layout(tmp_path / "layout", [LOWER])
+    for teams in (None, ("a",)):
+        pulled(store, layout, teams, "1")
+        manifest = store.manifest("app:1")
+        assert manifest is not None
+        assert manifest.teams is None
+
+
+def test_teams_that_show_access_at_once_all_get_it(store: ImageStore, tmp_path: Path):
+    version = pulled(store, oci_layout(tmp_path / "layout", [LOWER]), ("first",), "1")
+    teams = [f"team-{number}" for number in range(40)]
+    with ThreadPoolExecutor(8) as threads:
+        list(threads.map(lambda team: store.add_version(version, "app:1", (team,)), teams))
+    for name in (version, "app:1"):
+        manifest = store.manifest(name)
+        assert manifest is not None
+        assert set(manifest.teams or ()) == {"first", *teams}
+
+
+def test_a_manifest_is_written_after_its_layers_are_on_the_disk(
+    store: ImageStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    done: list[str] = []
+    put, sync = ImageRefs.put, btrfs_ioctl.sync_tree
+    monkeypatch.setattr(ImageRefs, "put", lambda refs, one: (done.append("put"), put(refs, one)))
+    monkeypatch.setattr(store_module, "sync_tree", lambda path: (done.append("sync"), sync(path)))
+    store.add_archive(oci_layout(tmp_path / "layout", [LOWER]), "a")
+    assert done == ["sync", "put"]
+
+
+def test_a_damaged_manifest_is_skipped_and_can_be_replaced(store: ImageStore, tmp_path: Path):
+    layout = oci_layout(tmp_path / "layout", [LOWER])
+    store.add_archive(layout, "a")
+    store.add_archive(layout, "b")
+    [ref, _] = sorted((tmp_path / "images" / "refs").iterdir())
+    ref.write_bytes(b"")
+    assert [image.name for image in store.images()] == ["b:latest"]
+    with pytest.raises(NotFoundError, match="there is no image a"):
+        store.resolve("a")
+    store.add_archive(layout, "a")
+    assert store.resolve("a").layers
+
+
+def test_a_version_that_has_lost_a_layer_is_not_stored(store: ImageStore, tmp_path: Path):
+    layout = oci_layout(tmp_path / "layout", [LOWER])
+    version = pulled(store, layout, None, "1")
+    shutil.rmtree(store.resolve(version).layers[0])
+    assert store.add_version(version, "app:1", None) is None
+    pulled(store, layout, None, "1")
+    assert store.add_version(version, "app:1", None) is not None
 
 
 def test_a_directory_is_copied_or_used_in_place(store: ImageStore, tmp_path: Path):

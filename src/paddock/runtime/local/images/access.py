@@ -27,6 +27,11 @@ def granted(manifest: Manifest, teams: tuple[str, ...] | None) -> Manifest:
     return structs.replace(manifest, teams=tuple(sorted({*manifest.teams, *teams})))
 
 
+def may_replace(before: Manifest | None, after: Manifest) -> bool:
+    """Whether a tag may name another version: not one for fewer than everyone, who have one."""
+    return before is None or before.teams is not None or after.teams is None
+
+
 def layers_of_team(manifests: Iterable[Manifest], team: str | None) -> frozenset[str]:
     """Return the layers of all images that a team may use; `None` is the operator."""
     return frozenset(

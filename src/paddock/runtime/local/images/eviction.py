@@ -53,8 +53,12 @@ class ImageEviction:
     def sweep(self, in_use: Collection[Path]) -> tuple[str, ...]:
         """Remove what is needed no more; return the names of removed images."""
         excess = self._excess()
-        removed = self.evict(excess, in_use) if excess > 0 else ()
         unused = self._store.unused_layers(in_use)
+        if excess > 0:
+            # What earlier sweeps have evicted is still there, and goes with this one or the next.
+            excess -= self._store.size_of(unused)
+        removed = self.evict(excess, in_use) if excess > 0 else ()
+        unused = self._store.unused_layers(in_use) if removed else unused
         gone = self._store.collect(in_use, only=self._suspects & unused)
         self._suspects = unused - frozenset(gone)
         if gone:

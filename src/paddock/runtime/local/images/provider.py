@@ -108,7 +108,12 @@ class ImageProvider:
                 hint="get it: paddock image pull, paddock image import",
             )
         self._store.refs.mark_used(manifest.name, self._clock.now().timestamp())
-        return self._store.image(manifest)
+        try:
+            return self._store.image(manifest)
+        except NotFoundError as error:  # it has lost a layer
+            if not manifest.digest:
+                raise
+            raise ImageMissingError(error.message, hint="pull it again") from error
 
     async def ensure(self, request: ImageRequest) -> ReadyImage:
         """Return an image that is there, after a pull if necessary."""
@@ -145,6 +150,10 @@ class ImageProvider:
         is_fixed = not manifest.digest or "@" in request.reference
         if request.policy is ImagePullPolicy.ALWAYS and not is_fixed:
             return None
+        if manifest.digest and not self._store.is_whole(manifest):
+            return None  # a pull restores what it has lost
+        # Before it is looked at: from now on it is not evicted until a sandbox has it.
+        self._store.refs.mark_used(manifest.name, self._clock.now().timestamp())
         self._store.image(manifest)  # raises if it has lost a layer
         return self._ready(request.reference, manifest)
 

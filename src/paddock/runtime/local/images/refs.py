@@ -1,6 +1,11 @@
-"""The manifests of stored images, by name: one file each, replaced atomically."""
+"""The manifests of stored images, by name: one file each, replaced atomically and durably.
+
+A file that cannot be read, as after damage of the disk, is logged and treated as missing: the image
+can be pulled or imported again.
+"""
 
 import contextlib
+import logging
 import os
 import uuid
 from collections.abc import Iterator
@@ -10,7 +15,12 @@ from urllib.parse import quote, unquote
 
 import msgspec
 
+from paddock.kit import private_files
+from paddock.kit.errors import InvalidError
+from paddock.kit.logs import fields
 from paddock.runtime.local.images.model import Manifest, decode_manifest
+
+log = logging.getLogger(__name__)
 
 _TEMPORARY = ".new-"
 _SUFFIX = ".json"
@@ -23,25 +33,36 @@ class ImageRefs:
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
+        self._damaged: set[str] = set()
+        """Names whose damage was logged."""
         directory.mkdir(parents=True, exist_ok=True, mode=0o700)
 
     def __contains__(self, name: str) -> bool:
-        return self._path(name).exists()
+        return self.get(name) is not None
 
     def get(self, name: str) -> Manifest | None:
-        """Return the manifest of an image; `None` if there is no image of that name."""
+        """Return the manifest of an image; `None` if there is no readable one of that name."""
         try:
-            data = self._path(name).read_bytes()
+            return decode_manifest(self._path(name).read_bytes(), origin=name)
         except FileNotFoundError:
             return None
-        return decode_manifest(data, origin=name)
+        except InvalidError as error:
+            if name not in self._damaged:
+                self._damaged.add(name)
+                log.warning("image manifest is damaged", extra=fields(image=name, error=str(error)))
+            return None
 
     def put(self, manifest: Manifest) -> None:
         """Write the manifest of an image, in place of an older one."""
         path = self._path(manifest.name)
         fresh = path.with_name(f"{_TEMPORARY}{uuid.uuid4().hex}")
-        fresh.write_bytes(msgspec.json.encode(manifest))
+        with fresh.open("xb") as file:
+            file.write(msgspec.json.encode(manifest))
+            file.flush()
+            os.fsync(file.fileno())
         fresh.rename(path)
+        private_files.sync_directory(self._directory)
+        self._damaged.discard(manifest.name)
 
     def remove(self, name: str) -> None:
         """Remove a name; an unknown one is no error."""

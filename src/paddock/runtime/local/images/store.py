@@ -5,7 +5,10 @@
     <root>/layers/accounts-<id>/  users that an image lacks; see `accounts`
     <root>/layers/.new-*        being unpacked; `collect` removes those left by a crash
 
-A complete layer is renamed to its id. Equal layers are stored once.
+    <root>/imports/             what running imports need; see `imports`
+
+A complete layer is renamed to its id. Equal layers are stored once. What a failed import has
+unpacked is unused, and removed as such.
 """
 
 import contextlib
@@ -25,9 +28,9 @@ import msgspec
 from msgspec import structs
 
 from paddock.kit.clock import Clock, SystemClock
-from paddock.kit.errors import InvalidError, NotFoundError
+from paddock.kit.errors import InvalidError, NotFoundError, UnavailableError
 from paddock.runtime.local.images import base
-from paddock.runtime.local.images.access import granted, layers_of_team
+from paddock.runtime.local.images.access import granted, layers_of_team, may_replace
 from paddock.runtime.local.images.accounts import plan_accounts, write_layer
 from paddock.runtime.local.images.archive import (
     Blobs,
@@ -42,6 +45,7 @@ from paddock.runtime.local.images.archive import (
     read_bundle,
 )
 from paddock.runtime.local.images.debian.recipe import BUILT_IN, Recipe, built_in
+from paddock.runtime.local.images.imports import RunningImport, RunningImports
 from paddock.runtime.local.images.limits import (
     ImageLimits,
     ImportBudget,
@@ -68,6 +72,7 @@ from paddock.runtime.local.images.rootfs import (
     is_rootfs_tar,
 )
 from paddock.runtime.local.images.unpack import unpack_layer
+from paddock.runtime.local.storage.btrfs_ioctl import sync_tree
 from paddock.runtime.local.storage.reserve import DiskReserve
 from paddock.wire.bounded_tar import BoundedTarInfo
 
@@ -96,10 +101,12 @@ class ImageStore:
         self._refs = ImageRefs(root / "refs")
         self._layers = root / "layers"
         self._lock = root / "lock"
+        self._refs_lock = root / "refs.lock"
         self._base_cache = base_cache
         self._clock = clock or SystemClock()
         self._built_in_images: dict[str, Image] = {}
         self._layers.mkdir(parents=True, exist_ok=True, mode=0o700)
+        self._imports = RunningImports(root / "imports")
 
     def resolve(self, reference: str) -> Image:
         """Return an image that can be mounted. Raises `NotFoundError`."""
@@ -114,7 +121,13 @@ class ImageStore:
         """Return the image of a manifest. Raises `NotFoundError` if it has lost a layer."""
         if manifest.facts is None:  # imported by an older version
             with self.keeping_layers():
-                return self._write(self._completed(manifest))
+                facts = self._completed(manifest)
+            with self._writing_refs():
+                current = self._refs.get(manifest.name)
+                if current is not None and current.layers == facts.layers:
+                    found = structs.replace(current, facts=facts.facts, accounts=facts.accounts)
+                    return self._write(found)
+            return self._image(facts)
         return self._image(manifest)
 
     def has(self, reference: str) -> bool:
@@ -164,7 +177,7 @@ class ImageStore:
         if not source.is_dir():
             raise InvalidError(f"{source} is not a directory")
         if in_place:
-            return self._save(name, (str(source.resolve()),), config or ImageConfig())
+            return self._save((name,), (str(source.resolve()),), config or ImageConfig())
         # A copy is as large as its source, whatever the ratio of sparse files.
         budget = self._budget(source)
         count_directory(source, budget)
@@ -172,7 +185,7 @@ class ImageStore:
         with self.keeping_layers(), self._new_layer() as fresh:
             copy_tree(source, fresh)
             layer = self._store_layer(fresh, f"dir-{uuid.uuid4().hex}")
-            return self._save(name, (layer,), config or ImageConfig())
+            return self._save((name,), (layer,), config or ImageConfig())
 
     def add_rootfs_tar(
         self, source: Path, reference: str, *, config: ImageConfig | None = None
@@ -180,8 +193,9 @@ class ImageStore:
         """Create an image of a tar of a root file system (`docker export`, debootstrap, …)."""
         name = canonical_name(reference)
         with self.keeping_layers(), source.open("rb") as raw:
-            layer = self._unpack(SingleBlob(raw), "", expected=None, budget=self._budget(source))
-            return self._save(name, (layer,), config or ImageConfig())
+            budget = self._budget(source)
+            layer = self._unpack(SingleBlob(raw), "", expected=None, budget=budget, owner="")
+            return self._save((name,), (layer,), config or ImageConfig())
 
     def add_archive(
         self, source: Path, reference: str | None = None, *, wanted: str | None = None
@@ -208,25 +222,28 @@ class ImageStore:
         layers = tuple(
             path.name if path.parent == self._layers else str(path) for path in image.layers
         )
-        return self._save(canonical_name(new_reference), layers, image.config)
+        return self._save((canonical_name(new_reference),), layers, image.config)
 
     def delete(self, reference: str) -> None:
         """Delete a name; `collect` removes its layers. Unknown names are ignored."""
         self._refs.remove(canonical_name(reference))
 
     def unused_layers(self, in_use: Collection[Path] = ()) -> frozenset[str]:
-        """Return the layers that neither an image nor a sandbox uses."""
+        """Return the layers that no image, sandbox or running import uses."""
+        # In this order: what an import has ended with is found among the images.
+        stored = os.listdir(self._layers)
+        importing = self._imports.needed(stored, _TEMPORARY)
         kept = tuple(self._refs.all())
         keep = {layer for manifest in kept for layer in (*manifest.layers, manifest.accounts)}
         keep |= {path.name for path in in_use if path.parent == self._layers}
-        return frozenset(os.listdir(self._layers)) - keep
+        return frozenset(stored) - keep - importing
 
     def collect(
         self, in_use: Collection[Path] = (), *, only: Collection[str] | None = None
     ) -> tuple[str, ...]:
         """Remove unused layers (`only` these); return their names.
 
-        None are removed during an import: those of an image are unused until it is complete.
+        None are removed while layers are read, or a directory is copied (`keeping_layers`).
         """
         with self._lock.open("w") as lock, contextlib.suppress(BlockingIOError):
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -261,7 +278,7 @@ class ImageStore:
         if recipe.name in BUILT_IN and recipe == built_in(recipe.name):
             return self.resolve(manifest.name)
         with self.keeping_layers():
-            return self._save(manifest.name, manifest.layers, manifest.config)
+            return self._save((manifest.name,), manifest.layers, manifest.config)
 
     def _budget(self, source: Path) -> ImportBudget:
         packed = packed_size(source)
@@ -271,6 +288,10 @@ class ImageStore:
         # What is unpacked is not smaller than the archive, whatever else it is.
         budget.check_reserve(0 if source.is_dir() else packed)
         return budget
+
+    def has_layer(self, digest: str) -> bool:
+        """Whether a layer with this checksum is stored, whoever may use it."""
+        return (self._layers / layer_id(digest)).is_dir()
 
     def stored_layers(self, team: str | None) -> frozenset[str]:
         """Return the checksums of the layers that a team may use; `None` is the operator."""
@@ -315,14 +336,37 @@ class ImageStore:
     def add_version(
         self, version: str, reference: str, teams: tuple[str, ...] | None
     ) -> Image | None:
-        """Let a tag name a stored version, and let more teams use it. `None`: it is not stored."""
-        manifest = self.manifest(version)
-        if manifest is None:
-            return None
-        manifest = granted(manifest, teams)
-        for name in dict.fromkeys((version, reference)):
-            self._write(structs.replace(manifest, name=canonical_name(name)))
-        return self.resolve(reference)
+        """Let a tag name a stored version, and let more teams use it.
+
+        `None`: it is not stored, or has lost a layer.
+        """
+        with self.keeping_layers(), self._writing_refs():
+            manifest = self.manifest(version)
+            if manifest is None or not self.is_whole(manifest):
+                return None
+            return self._name(granted(manifest, teams), (version, reference))
+
+    def _name(self, manifest: Manifest, names: Iterable[str]) -> Image:
+        """Give a pulled version its names, of which the last one is that of its tag.
+
+        A tag that everyone may use keeps its version until everyone may use the new one. So a team
+        with credentials takes no image away from others; it uses the name of the version.
+        """
+        image: Image | None = None
+        for name in dict.fromkeys(map(canonical_name, names)):
+            before = self._refs.get(name)
+            if before is not None and before.digest == manifest.digest:
+                manifest = granted(manifest, before.teams)
+            if image is None or may_replace(before, manifest):
+                image = self._write(structs.replace(manifest, name=name))
+        if image is None:
+            raise InvalidError("an image needs a name")
+        return image
+
+    def is_whole(self, manifest: Manifest) -> bool:
+        """Whether the layers of an image are there; a power failure or a hand may remove them."""
+        layers = (*manifest.layers, *filter(None, [manifest.accounts]))
+        return all(self._layer_path(layer).is_dir() for layer in layers)
 
     def manifest(self, reference: str) -> Manifest | None:
         """Return the manifest of an image; `None` if there is no image of that name."""
@@ -356,42 +400,44 @@ class ImageStore:
         known: frozenset[str],
         origin: PulledFrom | None = None,
     ) -> Image:
-        before = frozenset(os.listdir(self._layers))
-        layers: list[str] = []
-        try:
+        with self._importing(bundle) as running:
+            layers: list[str] = []
+            for blob, diff_id in zip(bundle.layers, bundle.diff_ids, strict=True):
+                layer = layer_id(diff_id)
+                if layer not in known or not (self._layers / layer).is_dir():
+                    layer = self._unpack(
+                        blobs, blob, expected=diff_id, budget=budget, owner=running.id
+                    )
+                layers.append(layer)
             with self.keeping_layers():
-                for blob, diff_id in zip(bundle.layers, bundle.diff_ids, strict=True):
-                    layer = layer_id(diff_id)
-                    if layer not in known or not (self._layers / layer).is_dir():
-                        layer = self._unpack(blobs, blob, expected=diff_id, budget=budget)
-                    layers.append(layer)
-                for name in names[:-1]:
-                    self._save(name, tuple(layers), bundle.config, origin)
-                return self._save(names[-1], tuple(layers), bundle.config, origin)
-        except BaseException:
-            self._discard(layer for layer in layers if layer not in before)
-            raise
+                return self._save(names, tuple(layers), bundle.config, origin)
 
-    def _discard(self, layers: Iterable[str]) -> None:
-        """Remove the layers of a failed import, unless another image has got them meanwhile."""
-        with self._locked(fcntl.LOCK_EX):
-            used = {layer for manifest in self._refs.all() for layer in manifest.layers}
-            for layer in set(layers) - used:
-                shutil.rmtree(self._layers / layer, ignore_errors=True)
+    @contextlib.contextmanager
+    def _importing(self, bundle: Bundle) -> Generator[RunningImport, None, None]:
+        """Keep the layers of an image until the end of the block."""
+        with self.keeping_layers():
+            running = self._imports.begin(map(layer_id, bundle.diff_ids))
+        try:
+            yield running
+        finally:
+            running.end()
 
     def _unpack(
-        self, blobs: Blobs, blob: str, *, expected: str | None, budget: ImportBudget
+        self, blobs: Blobs, blob: str, *, expected: str | None, budget: ImportBudget, owner: str
     ) -> str:
         try:
-            return self._unpack_blob(blobs, blob, expected=expected, budget=budget)
+            return self._unpack_blob(blobs, blob, expected=expected, budget=budget, owner=owner)
         except LayerStoredError:
-            # Another import was faster. It cannot be collected: this import has the lock.
-            return layer_id(expected or "")
+            # Another import was faster.
+            if not (self._layers / (layer := layer_id(expected or ""))).is_dir():
+                raise UnavailableError(f"layer {blob} was removed during the import") from None
+            return layer
 
     def _unpack_blob(
-        self, blobs: Blobs, blob: str, *, expected: str | None, budget: ImportBudget
+        self, blobs: Blobs, blob: str, *, expected: str | None, budget: ImportBudget, owner: str
     ) -> str:
-        with self._new_layer() as fresh, open_layer(blobs, blob) as stream:
+        # Opened first: that may take as long as a download.
+        with open_layer(blobs, blob) as stream, self._new_layer(owner) as fresh:
             hashing = HashingReader(stream, budget)
             unpack_layer(cast("IO[bytes]", hashing), fresh, budget)
             if expected is not None and hashing.digest != expected:
@@ -401,9 +447,12 @@ class ImageStore:
             return self._store_layer(fresh, layer_id(hashing.digest))
 
     @contextlib.contextmanager
-    def _new_layer(self) -> Generator[Path, None, None]:
-        """Yield a temporary directory; it is removed unless it was renamed."""
-        fresh = self._layers / f"{_TEMPORARY}{uuid.uuid4().hex}"
+    def _new_layer(self, owner: str = "") -> Generator[Path, None, None]:
+        """Yield a temporary directory; it is removed unless it was renamed.
+
+        `owner` is a running import; other callers hold the lock of `keeping_layers`.
+        """
+        fresh = self._layers / f"{_TEMPORARY}{owner}{uuid.uuid4().hex}"
         fresh.mkdir(mode=0o755)
         try:
             yield fresh
@@ -419,13 +468,13 @@ class ImageStore:
 
     def _save(
         self,
-        name: str,
+        names: Sequence[str],
         layers: tuple[str, ...],
         config: ImageConfig,
         origin: PulledFrom | None = None,
     ) -> Image:
         manifest = Manifest(
-            name=name,
+            name=names[0],
             layers=layers,
             config=config,
             created_at=self._clock.now().isoformat(),
@@ -433,9 +482,11 @@ class ImageStore:
             teams=origin.teams if origin is not None else None,
             pulled_by=origin.team if origin is not None else "",
         )
-        return self._write(
-            self._completed(decode_manifest(msgspec.json.encode(manifest), origin=name))
-        )
+        manifest = self._completed(decode_manifest(msgspec.json.encode(manifest), origin=names[0]))
+        # A manifest on the disk says that its layers are there, also after a power failure.
+        sync_tree(self._layers)
+        with self._writing_refs():
+            return self._name(manifest, names)
 
     def _completed(self, manifest: Manifest) -> Manifest:
         """Return the manifest with the facts of its files, and with the users it lacks."""
@@ -493,13 +544,19 @@ class ImageStore:
 
     def keeping_layers(self) -> contextlib.AbstractContextManager[None]:
         """Return a lock that blocks `collect`: until a manifest is written, or layers are read."""
-        return self._locked(fcntl.LOCK_SH)
+        return _locked(self._lock, fcntl.LOCK_SH)
 
-    @contextlib.contextmanager
-    def _locked(self, how: int) -> Generator[None, None, None]:
-        with self._lock.open("w") as lock:
-            fcntl.flock(lock, how)
-            yield
+    def _writing_refs(self) -> contextlib.AbstractContextManager[None]:
+        """Return a lock for reading a manifest and writing it changed."""
+        return _locked(self._refs_lock, fcntl.LOCK_EX)
+
+
+@contextlib.contextmanager
+def _locked(path: Path, how: int) -> Generator[None, None, None]:
+    """Hold the lock of a file, against other threads and processes."""
+    with path.open("w") as lock:
+        fcntl.flock(lock, how)
+        yield
 
 
 class _CountedBlobs:

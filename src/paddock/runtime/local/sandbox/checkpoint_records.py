@@ -73,8 +73,10 @@ class CheckpointRecords:
 
     async def all(self) -> tuple[CheckpointRecord, ...]:
         """Return the records of all checkpoints."""
-        names = await self._context.run_in_thread(self._context.storage.checkpoints)
-        found = (self.read(name) for name in names)
+        return await self._context.run_in_thread(self._read_all)
+
+    def _read_all(self) -> tuple[CheckpointRecord, ...]:
+        found = map(self.read, self._context.storage.checkpoints())
         return tuple(record for record in found if record is not None)
 
     def incomplete(self) -> tuple[str, ...]:

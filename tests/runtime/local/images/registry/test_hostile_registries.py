@@ -4,6 +4,7 @@ import asyncio
 import gzip
 import hashlib
 import json
+import os
 import sys
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from pathlib import Path
@@ -100,6 +101,7 @@ async def bad() -> AsyncGenerator[Misbehaving]:
 
 def _nothing_is_left(store: ImageStore, directory: Path) -> None:
     assert store.images() == () or all("127.0.0.1" not in one.name for one in store.images())
+    store.collect()
     layers = list((directory / "images/layers").iterdir())
     assert layers == []
 
@@ -198,6 +200,56 @@ async def test_a_layer_whose_content_is_not_that_of_the_config_is_refused(
     with pytest.raises(InvalidError, match="damaged"):
         await make_puller().pull(bad.name, team="t")
     _nothing_is_left(store, tmp_path)
+
+
+async def test_a_download_that_a_power_failure_has_damaged_is_downloaded_again(
+    bad: Misbehaving, make_puller: MakePuller, tmp_path: Path
+) -> None:
+    async def missing(_: web.Request, data: bytes) -> web.StreamResponse:
+        return web.Response(status=404)
+
+    bad.on_blob = missing
+    with pytest.raises(NotFoundError):
+        await make_puller().pull(bad.name, team="t")
+    [scope] = (tmp_path / "downloads").iterdir()
+    for layer, damaged in zip(bad.layers, (bytes(len(bad.layers[0])), b""), strict=True):
+        (scope / _digest(layer).removeprefix("sha256:")).write_bytes(damaged)
+    bad.on_blob = None
+    with pytest.raises(InvalidError):
+        await make_puller().pull(bad.name, team="t")
+    assert (await make_puller().pull(bad.name, team="t")).is_new
+
+
+async def test_a_lock_that_is_held_is_not_removed(tmp_path: Path) -> None:
+    """Or another download would lock a new file of that name, and write the same blob."""
+    downloads = download.DownloadDirectory(tmp_path)
+    held, free = "sha256:" + "1" * 64, "sha256:" + "2" * 64
+    async with downloads.locked(held):
+        for digest in (held, free):
+            for suffix in (".lock", ".part"):
+                path = downloads.path(digest).with_suffix(suffix)
+                path.touch()
+                os.utime(path, (1.0, 1.0))
+        download.remove_old(tmp_path)
+        left = sorted(path.name[:1] + path.suffix for path in tmp_path.iterdir())
+        assert left[:2] == ["1.lock", "1.part"]
+        assert "2.part" not in left
+
+
+async def test_who_waits_for_a_lock_that_is_removed_takes_the_new_one(tmp_path: Path) -> None:
+    downloads = download.DownloadDirectory(tmp_path)
+    digest = "sha256:" + "1" * 64
+    lock = downloads.path(digest).with_suffix(".lock")
+
+    async def hold() -> None:
+        async with downloads.locked(digest):
+            assert lock.exists()
+
+    async with downloads.locked(digest):
+        waiting = asyncio.create_task(hold())
+        await asyncio.sleep(0)
+        lock.unlink()
+    await waiting
 
 
 async def test_an_endless_layer_ends_at_its_size(

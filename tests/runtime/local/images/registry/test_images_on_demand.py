@@ -1,7 +1,9 @@
 """A missing image of a sandbox is pulled: once, within limits, and for the right teams."""
 
 import asyncio
+import os
 import random
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -134,6 +136,29 @@ async def test_a_moved_tag_is_followed_with_the_policy_always_only(
     assert provider.find(name, team="a").digest == second.digest
     # What was pinned to the first version still starts from it.
     assert len(provider.find(name, digest=first.digest, team="a").layers) == 1
+
+
+async def test_an_image_that_has_lost_a_layer_is_pulled_again(
+    server: Registry, make_provider: MakeProvider
+) -> None:
+    provider, name = make_provider(), f"{server.host}/app:1"
+    digest = (await ensure(provider, name)).digest
+    shutil.rmtree(provider.find(name, team="a").layers[0])
+    with pytest.raises(ImageMissingError, match="lost its layer"):
+        provider.find(name, team="a")
+    assert (await ensure(provider, name)).digest == digest
+    assert all(layer.is_dir() for layer in provider.find(name, team="a").layers)
+
+
+async def test_an_image_that_was_found_present_counts_as_used(
+    server: Registry, store: ImageStore, make_provider: MakeProvider, tmp_path: Path
+) -> None:
+    provider, name = make_provider(), f"{server.host}/app:1"
+    await ensure(provider, name)
+    [ref] = (tmp_path / "images" / "refs").glob("*app%3A1.json")
+    os.utime(ref, (1.0, 1.0))
+    await ensure(provider, name)
+    assert store.refs.last_used(name) > 1.0
 
 
 async def test_the_policy_never_leaves_the_registry_alone(

@@ -11,7 +11,7 @@ import fcntl
 import hashlib
 import os
 import time
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from pathlib import Path
 from typing import IO
 
@@ -27,6 +27,7 @@ _ATTEMPTS = 5
 """Attempts in a row without a single new byte."""
 _BACKOFF_SECONDS = (0.2, 1.0, 3.0, 10.0)
 _LOCK_POLL_SECONDS = 0.05
+_LOCK = ".lock"
 _KEPT_SECONDS = 24 * 3600
 """How long an interrupted download is kept."""
 
@@ -60,7 +61,7 @@ class DownloadDirectory:
         client: RegistryClient,
         blob: Descriptor,
         *,
-        is_needed: Callable[[], bool],
+        is_needed: Callable[[], Awaitable[bool]],
         on_bytes: OnBytes,
         reserve: DiskReserve | None = None,
     ) -> IO[bytes] | None:
@@ -69,12 +70,13 @@ class DownloadDirectory:
         None: it is no longer needed once it is our turn. The file is opened while the lock is
         held, because another process that has unpacked the blob removes it.
         """
-        async with self._locked(blob.digest):
-            if not is_needed():
+        async with self.locked(blob.digest):
+            if not await is_needed():
                 on_bytes(blob.size)
                 return None
             path = self.path(blob.digest)
-            if not path.exists():
+            # After a power failure, or from a manifest that lies about the size.
+            if not path.exists() or path.stat().st_size != blob.size:
                 await self._download(client, blob, _checking(reserve, blob, on_bytes))
             on_bytes(blob.size)
             return path.open("rb")
@@ -96,12 +98,12 @@ class DownloadDirectory:
 
     async def remove(self, digest: str) -> None:
         """Remove a blob that was unpacked; one that is being downloaded stays."""
-        async with self._locked(digest):
+        async with self.locked(digest):
             self.path(digest).unlink(missing_ok=True)
 
     async def discard(self, digest: str) -> None:
         """Remove a blob of an image that was refused, also the beginning of one."""
-        async with self._locked(digest):
+        async with self.locked(digest):
             self.path(digest).unlink(missing_ok=True)
             self._part(digest).unlink(missing_ok=True)
 
@@ -109,66 +111,89 @@ class DownloadDirectory:
         part = self._part(blob.digest)
         descriptor = os.open(part, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         with os.fdopen(descriptor, "r+b", buffering=0) as file:
-            digest = hashlib.sha256()
-            done = 0
-            async for known in _existing(file.fileno(), blob.size):
-                digest.update(known)
-                done += len(known)
-            if done < blob.size or not blob.size:
-                async with client.blob(blob.digest, start=done) as response:
-                    if done and not _continues_at(response, done):
-                        digest, done = hashlib.sha256(), 0
-                    os.ftruncate(file.fileno(), done)
-                    file.seek(done)
-                    async for chunk in response.content.iter_chunked(_CHUNK):
-                        done += len(chunk)
-                        if done > blob.size:
-                            part.unlink()
-                            raise InvalidError(
-                                f"the registry sent more than the {blob.size:,} bytes of "
-                                f"{blob.digest[:19]}"
-                            )
-                        digest.update(chunk)
-                        file.write(chunk)
-                        on_bytes(done)
-            if done < blob.size:
-                raise ConnectionError(f"{done:,} of {blob.size:,} bytes arrived")
-            if f"sha256:{digest.hexdigest()}" != blob.digest:
+            writer = await asyncio.to_thread(_Writer, file, blob.size)
+            if writer.done < blob.size or not blob.size:
+                async with client.blob(blob.digest, start=writer.done) as response:
+                    if writer.done and not _continues_at(response, writer.done):
+                        writer = _Writer(file)
+                    await self._receive(response, blob, writer, on_bytes)
+            if writer.done < blob.size:
+                raise ConnectionError(f"{writer.done:,} of {blob.size:,} bytes arrived")
+            if writer.digest != blob.digest:
                 part.unlink()
                 raise InvalidError(
-                    f"the registry sent a blob with the digest sha256:{digest.hexdigest()} "
+                    f"the registry sent a blob with the digest {writer.digest} "
                     f"instead of {blob.digest}"
                 )
+            # A blob of this name is complete, also after a power failure.
+            await asyncio.to_thread(os.fsync, file.fileno())
         part.rename(self.path(blob.digest))
+
+    async def _receive(
+        self,
+        response: aiohttp.ClientResponse,
+        blob: Descriptor,
+        writer: "_Writer",
+        on_bytes: OnBytes,
+    ) -> None:
+        """Write a response as it arrives."""
+        async for piece in response.content.iter_any():
+            if writer.done + len(piece) > blob.size:
+                self._part(blob.digest).unlink()
+                raise InvalidError(
+                    f"the registry sent more than the {blob.size:,} bytes of {blob.digest[:19]}"
+                )
+            await asyncio.to_thread(writer.write, piece)
+            on_bytes(writer.done)
 
     def _part(self, digest: str) -> Path:
         return self.path(digest).with_suffix(".part")
 
     @contextlib.asynccontextmanager
-    async def _locked(self, digest: str) -> AsyncGenerator[None]:
+    async def locked(self, digest: str) -> AsyncGenerator[None]:
         """Hold the lock of a blob, also against other processes; released if this one is killed."""
-        path = self.path(digest).with_suffix(".lock")
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        path = self.path(digest).with_suffix(_LOCK)
+        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
+        descriptor = os.open(path, flags, 0o600)
         try:
             while True:
                 try:
                     fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    break
                 except BlockingIOError:
                     await asyncio.sleep(_LOCK_POLL_SECONDS)
+                    continue
+                if _is_same(descriptor, path):
+                    break
+                # `remove_old` was faster: others lock a new file.
+                os.close(descriptor)
+                descriptor = os.open(path, flags, 0o600)
             yield
         finally:
             os.close(descriptor)
 
 
 def remove_old(directory: Path) -> None:
-    """Remove downloads that nobody continued for a day, below a directory."""
+    """Remove downloads that nobody continued for a day, below a directory.
+
+    What is locked stays: a file that is held is not to be replaced by another of its name.
+    """
     oldest = time.time() - _KEPT_SECONDS
     for parent, _, names in os.walk(directory):
         for path in (Path(parent, name) for name in names):
-            with contextlib.suppress(FileNotFoundError):
-                if path.stat().st_mtime < oldest:
+            with contextlib.suppress(FileNotFoundError, BlockingIOError):
+                if path.stat().st_mtime >= oldest:
+                    continue
+                with path.with_suffix(_LOCK).open("ab") as lock:
+                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
                     path.unlink()
+
+
+def _is_same(descriptor: int, path: Path) -> bool:
+    """Whether an open file still has its name."""
+    try:
+        return os.path.samestat(os.fstat(descriptor), path.stat())
+    except FileNotFoundError:
+        return False
 
 
 def _checking(reserve: DiskReserve | None, blob: Descriptor, on_bytes: OnBytes) -> OnBytes:
@@ -187,15 +212,31 @@ def _checking(reserve: DiskReserve | None, blob: Descriptor, on_bytes: OnBytes) 
     return check
 
 
-async def _existing(descriptor: int, size: int) -> AsyncGenerator[bytes]:
-    """Yield what was downloaded before, at most as much as the blob has."""
-    done = 0
-    while done < size:
-        data = await asyncio.to_thread(os.pread, descriptor, min(_CHUNK, size - done), done)
-        if not data:
-            return
-        yield data
-        done += len(data)
+class _Writer:
+    """Appends to a file and computes the digest of its content. Blocks on the disk."""
+
+    def __init__(self, file: IO[bytes], size: int = 0) -> None:
+        """Continue what was written before: at most so many bytes, as the blob has."""
+        self._file = file
+        self._hash = hashlib.sha256()
+        self.done = 0
+        file.seek(0)
+        while self.done < size and (known := file.read(min(_CHUNK, size - self.done))):
+            self._hash.update(known)
+            self.done += len(known)
+        file.truncate(self.done)
+        file.seek(self.done)
+
+    @property
+    def digest(self) -> str:
+        return f"sha256:{self._hash.hexdigest()}"
+
+    def write(self, piece: bytes) -> None:
+        self._hash.update(piece)
+        left = memoryview(piece)
+        while left:
+            left = left[self._file.write(left) :]
+        self.done += len(piece)
 
 
 def _continues_at(response: aiohttp.ClientResponse, start: int) -> bool:

@@ -116,11 +116,14 @@ class Puller:
             config, layers = await self._contents(client, top, reference)
             names = tuple(layer.digest for layer in layers)
             bundle = bundle_of_config(await _config(client, config), names)
-            downloads = self._downloads(reference, credentials, team)
+            downloads = await asyncio.to_thread(self._downloads, reference, credentials, team)
+            known = await asyncio.to_thread(self._store.stored_layers, team)
             pull = _Pull(
-                self._store, downloads, client, bundle, layers, team, self._reserve, on_progress
+                *(self._store, downloads, client, bundle, layers, team, known),
+                self._reserve,
+                on_progress,
             )
-            self._check_room(pull.missing, downloads, reference)
+            await asyncio.to_thread(self._check_room, pull.missing, downloads, reference)
             async with self._shares.pull(team, reference.name) as share:
                 await asyncio.to_thread(share.expect, sum(one.size for one in pull.missing))
                 image = await pull.run(
@@ -187,9 +190,11 @@ class _Pull:
         bundle: Bundle,
         layers: tuple[Descriptor, ...],
         team: str | None,
+        known: frozenset[str],
         reserve: DiskReserve | None,
         on_progress: OnProgress,
     ) -> None:
+        """`known`: the layers that the store has and the team may use."""
         self._store = store
         self._downloads = downloads
         self._client = client
@@ -198,7 +203,7 @@ class _Pull:
         self._layers = {layer.digest: layer for layer in layers}
         self._team = team
         self._reserve = reserve
-        self._known = store.stored_layers(team)
+        self._known = known
         self._on_progress = on_progress
         self._loop = asyncio.get_running_loop()
         self._some = asyncio.Semaphore(_PARALLEL_DOWNLOADS)
@@ -240,19 +245,15 @@ class _Pull:
             ),
         )
         own.shutdown(wait=False)
-        refusal: InvalidError | None = None
         try:
             image = await asyncio.shield(unpacking)
-        except InvalidError as error:
-            refusal = error
-            raise
         finally:
             await self._end_downloads()
             # After an error the thread ends with its next layer; until then it uses the store.
             await asyncio.wait({unpacking})
-            if refusal is not None:
-                # The same bytes would be refused again: there is nothing to continue.
-                for digest in self._layers:
+            if not unpacking.cancelled() and isinstance(unpacking.exception(), InvalidError):
+                # The same bytes would be refused again; they may be damaged here, not at the registry.
+                for digest in missing:
                     await self._downloads.discard(digest)
         for layer in self._layers.values():
             await self._downloads.remove(layer.digest)
@@ -307,8 +308,12 @@ class _Pull:
             if result is not None and not isinstance(result, BaseException):
                 result.close()
 
-    def _is_needed(self, digest: str) -> bool:
-        return self._diff_ids[digest] not in self._store.stored_layers(self._team)
+    async def _is_needed(self, digest: str) -> bool:
+        """Whether no other pull has stored the layer meanwhile."""
+        diff_id = self._diff_ids[digest]
+        if not await asyncio.to_thread(self._store.has_layer, diff_id):
+            return True
+        return diff_id not in await asyncio.to_thread(self._store.stored_layers, self._team)
 
     def _report(self, layer: Descriptor, state: str, done: int) -> None:
         self._on_progress(

@@ -15,6 +15,7 @@ from paddock.builds import log_files
 from paddock.builds.log_files import MAX_MESSAGE
 from paddock.builds.logs import BuildLogs
 from paddock.kit.clock import ManualClock
+from paddock.kit.errors import DiskFullError
 
 
 @pytest.fixture
@@ -170,6 +171,25 @@ async def test_a_full_disk_leaves_whole_lines_and_does_not_fail_the_build(
 
 def no_space(_descriptor: int, _data: bytes) -> int:
     raise OSError(errno.ENOSPC, "No space left on device")
+
+
+async def test_nothing_is_written_into_the_reserve_of_the_disk(tmp_path: Path) -> None:
+    is_full = False
+
+    def ensure_room(doing: str, needed: int) -> None:
+        if is_full:
+            raise DiskFullError(f"cannot {doing}: {needed} bytes")
+
+    logs = BuildLogs(tmp_path / "logs", ManualClock(), ensure_room=ensure_room)
+    logs.append("b1", "before")
+    await logs.flush()
+    is_full = True
+    logs.append("b1", "lost", level="error")
+    await logs.flush()
+    is_full = False
+    logs.append("b1", "after")
+    assert await messages(logs) == ["before", "after"]
+    assert await logs.sizes() == {"b1": (tmp_path / "logs" / "b1.jsonl").stat().st_size}
 
 
 async def test_a_line_that_cannot_be_read_does_not_hide_the_others(

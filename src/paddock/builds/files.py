@@ -28,10 +28,10 @@ class BuildFiles(Struct, frozen=True, kw_only=True, eq=False):
     ) -> "BuildFiles":
         """Return the files below a directory. Nothing is created before it is used.
 
-        `ensure_room` raises `DiskFullError` if the disk has no room for an upload of so many bytes.
+        `ensure_room` raises `DiskFullError` if the disk has no room for so many bytes.
         """
         return cls(
-            logs=BuildLogs(directory / "logs", clock),
+            logs=BuildLogs(directory / "logs", clock, ensure_room=ensure_room),
             uploads=Uploads(directory / "uploads", clock, ensure_room=ensure_room or any_room),
             credentials=BuildCredentials(),
         )

@@ -6,6 +6,7 @@ removed before the next one is written.
 """
 
 import bisect
+import contextlib
 import errno
 import itertools
 import logging
@@ -13,7 +14,7 @@ import os
 import re
 import sys
 import threading
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -21,6 +22,7 @@ import msgspec
 from msgspec import Struct
 
 from paddock.kit import private_files
+from paddock.kit.errors import DiskFullError
 from paddock.kit.logs import fields
 
 log = logging.getLogger(__name__)
@@ -85,8 +87,17 @@ class _Size(Struct):
 class LogFiles:
     """The logs below one directory. Threads take turns; `is_full` does not wait."""
 
-    def __init__(self, directory: Path, *, max_bytes: int, max_lines: int) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        *,
+        max_bytes: int,
+        max_lines: int,
+        ensure_room: Callable[[str, int], None] | None = None,
+    ) -> None:
+        """`ensure_room` raises `DiskFullError` if the disk has no room for so many bytes."""
         self._directory = directory
+        self._ensure_room = ensure_room
         self._max_bytes = max_bytes
         self._max_lines = max_lines
         self._sizes: dict[str, _Size] = {}
@@ -99,13 +110,13 @@ class LogFiles:
         return (size := self._sizes.get(uid)) is not None and size.is_full
 
     def write(self, logs: Mapping[str, Sequence[NewEntry]]) -> None:
-        """Append entries to logs. Nothing is written to a full log, or where the disk is full."""
+        """Append entries to logs. Nothing is written to a full log, or into the disk's reserve."""
         for uid, entries in logs.items():
             try:
                 with self._lock:
                     self._append(uid, entries)
                 self._failing.discard(uid)
-            except OSError as error:
+            except (OSError, DiskFullError) as error:
                 # A build does not fail because of its log.
                 if uid not in self._failing:
                     self._failing.add(uid)
@@ -148,6 +159,14 @@ class LogFiles:
             path.name.removesuffix(_SUFFIX) for path in self._directory.glob("*" + _SUFFIX)
         )
 
+    def sizes(self) -> dict[str, int]:
+        """Return the bytes of each log, by UID."""
+        found: dict[str, int] = {}
+        for path in self._directory.glob("*" + _SUFFIX):
+            with contextlib.suppress(FileNotFoundError):
+                found[path.name.removesuffix(_SUFFIX)] = path.stat().st_size
+        return found
+
     def _append(self, uid: str, entries: Iterable[NewEntry]) -> None:
         """Write entries with one call to the file, as far as the log has room for them."""
         size = self._size(uid)
@@ -163,6 +182,8 @@ class LogFiles:
                 lines.append(entry.data)
                 total += len(entry.data)
         if lines:
+            if self._ensure_room is not None:
+                self._ensure_room("write the log of a build", total - size.bytes)
             _write(self._path(uid), size.bytes, b"".join(lines))
             self._count(size, lines)
         size.is_full = is_full

@@ -7,6 +7,7 @@ kept of a build in memory is bounded by the size of its log.
 
 import asyncio
 import logging
+from collections.abc import Callable
 from datetime import datetime
 from pathlib import Path
 
@@ -36,8 +37,11 @@ class BuildLogs:
         *,
         max_bytes: int = MAX_BYTES,
         max_lines: int = MAX_LINES,
+        ensure_room: Callable[[str, int], None] | None = None,
     ) -> None:
-        self._files = LogFiles(directory, max_bytes=max_bytes, max_lines=max_lines)
+        self._files = LogFiles(
+            directory, max_bytes=max_bytes, max_lines=max_lines, ensure_room=ensure_room
+        )
         self._clock = clock
         self._max_bytes = max_bytes
         self._max_lines = max_lines
@@ -82,6 +86,10 @@ class BuildLogs:
     async def uids(self) -> frozenset[str]:
         """Return the UIDs of builds that have a log."""
         return await asyncio.to_thread(self._files.uids)
+
+    async def sizes(self) -> dict[str, int]:
+        """Return the bytes of each log, by UID of its build."""
+        return await asyncio.to_thread(self._files.sizes)
 
     async def flush(self) -> None:
         """Wait until the entries that were appended before are written."""

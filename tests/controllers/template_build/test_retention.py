@@ -2,12 +2,16 @@
 
 from datetime import UTC, datetime, timedelta
 
+import pytest
+from msgspec import structs
+
 from paddock.controllers.template_build import retention
 from paddock.controllers.template_build.retention import (
     ANNOTATION_USED,
     BUILDS_KEPT,
     REPLACED_FOR,
     UNUSED_FOR,
+    excess_logs,
     unneeded_builds,
     unneeded_layers,
 )
@@ -91,6 +95,37 @@ def deleted(
     builds: tuple[TemplateBuild, ...] = (),
 ) -> list[str]:
     return [one.metadata.name for one in unneeded_layers(layers, templates, builds, now=NOW)]
+
+
+def test_a_team_keeps_a_number_of_ended_builds_in_all_its_templates(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(retention, "TEAM_BUILDS_KEPT", 3)
+    builds = [
+        TemplateBuild(
+            metadata=structs.replace(one.metadata, namespace=team),
+            spec=structs.replace(one.spec, template_name=one.metadata.name),
+            status=one.status,
+        )
+        for team in ("red", "blue")
+        for one in (build(f"{team}-{age}", age=age) for age in range(4))
+    ]
+    named = template(None, "red-3")
+    assert {one.metadata.name for one in unneeded_builds(builds, [])} == {"red-3", "blue-3"}
+    assert {one.metadata.name for one in unneeded_builds(builds, [named])} == {"blue-3"}
+
+
+def test_the_oldest_logs_of_a_team_go_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(retention, "TEAM_LOG_BYTES", 100)
+    builds = [with_uid(build(f"b{age}", age=age)) for age in range(4)]
+    running = with_uid(build("running", age=9, phase=BuildPhase.BUILDING))
+    other = structs.replace(builds[3], metadata=ObjectMeta(name="o", namespace="blue", uid="o"))
+    sizes = {"b0": 60, "b1": 40, "b3": 1, "running": 1000, "o": 100, "without a build": 1000}
+    assert excess_logs([*builds, running, other], sizes) == ("b3",)
+
+
+def with_uid(one: TemplateBuild) -> TemplateBuild:
+    return structs.replace(one, metadata=structs.replace(one.metadata, uid=one.metadata.name))
 
 
 def test_a_layer_is_kept_for_a_while_after_its_last_use() -> None:

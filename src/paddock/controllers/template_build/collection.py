@@ -7,6 +7,7 @@ from paddock.builds.files import BuildFiles
 from paddock.cache.provider import Provider
 from paddock.controllers.template_build.retention import (
     UNUSED_FOR,
+    excess_logs,
     unneeded_builds,
     unneeded_layers,
 )
@@ -54,6 +55,9 @@ class BuildCollector:
         for layer in await asyncio.to_thread(unneeded_layers, layers, templates, builds, now=now):
             await self._delete(layer)
         await self._remove_logs({build.metadata.uid for build in builds})
+        sizes = await self._files.logs.sizes()
+        for uid in await asyncio.to_thread(excess_logs, builds, sizes):
+            await self._files.logs.remove(uid)
         await asyncio.to_thread(
             self._files.uploads.remove_unused,
             UNUSED_FOR.total_seconds(),

@@ -5,7 +5,7 @@ refers to it. Others are kept for a while, because the next build may use them a
 """
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime, timedelta
 
 from paddock.resources.kinds.checkpoint import Checkpoint, CheckpointPhase
@@ -22,6 +22,10 @@ REPLACED_FOR = timedelta(minutes=10)
 """
 BUILDS_KEPT = 10
 """Builds of a template that can be rolled back to, besides those with a tag; and as many others."""
+TEAM_BUILDS_KEPT = 1000
+"""Builds of a team that have ended and that nothing names, of all its templates together."""
+TEAM_LOG_BYTES = 256 << 20
+"""Logs of ended builds of a team; beyond, those of the builds that ended first are deleted."""
 LAYERS_KEPT = 1000
 """Layers of a team that are not needed; beyond, the least recently used are deleted."""
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -47,6 +51,7 @@ def unneeded_builds(
 ) -> tuple[TemplateBuild, ...]:
     """Return the builds that have ended, that nothing names, and that are not among the last.
 
+    The last ones are those of a template, as many as a team may have at all.
     Those that a template can be rolled back to are counted apart from failed ones and those with
     other tags.
     """
@@ -61,7 +66,32 @@ def unneeded_builds(
     for found in by_template.values():
         found.sort(key=_end, reverse=True)
         old += found[BUILDS_KEPT:]
+    kept: defaultdict[str, list[TemplateBuild]] = defaultdict(list)
+    for (template, _), found in by_template.items():
+        kept[template.namespace] += found[:BUILDS_KEPT]
+    for found in kept.values():
+        found.sort(key=_end, reverse=True)
+        old += found[TEAM_BUILDS_KEPT:]
     return tuple(old)
+
+
+def excess_logs(builds: Iterable[TemplateBuild], sizes: Mapping[str, int]) -> tuple[str, ...]:
+    """Return the UIDs of ended builds whose logs a team has no more room for.
+
+    `sizes` are the bytes of logs by UID. Logs are no reason to delete their builds.
+    """
+    by_team: defaultdict[str, list[TemplateBuild]] = defaultdict(list)
+    for build in builds:
+        if build.has_ended and build.metadata.uid in sizes:
+            by_team[build.metadata.namespace].append(build)
+    found: list[str] = []
+    for ended in by_team.values():
+        total = 0
+        for build in sorted(ended, key=_end, reverse=True):
+            total += sizes[build.metadata.uid]
+            if total > TEAM_LOG_BYTES:
+                found.append(build.metadata.uid)
+    return tuple(found)
 
 
 def unneeded_layers(

@@ -20,6 +20,7 @@ from paddock.resources.kinds.pool import SandboxPool, SandboxPoolSpec
 from paddock.resources.kinds.sandbox import ClaimIdentity, PauseDeadlines, Sandbox, SandboxSpec
 from paddock.resources.kinds.template import (
     NetworkPolicy,
+    Resources,
     SandboxTemplate,
     SandboxTemplateSpec,
     TemplateRef,
@@ -134,6 +135,24 @@ def test_templates_and_pools_set_nothing_that_operators_decide(
     assert refused(None, pool) == [f"spec.template.{path}"]
     before = rules.check(write(), None, a_template()).object
     assert f"spec.{path}" in refused(before, with_meta(template, annotations={}))
+
+
+def test_a_template_that_was_built_can_be_updated_but_not_given_another_checkpoint() -> None:
+    """A build has its own limits for images and sizes, and sets the checkpoint."""
+    result = {"image": "python:3.13", "restore_from": "c1", "resources": Resources(cpu="64")}
+    built = keyed(a_template(**result))
+    assert refused(built, keyed(a_template(**result, description="mine"))) == []
+    for field, other in (
+        ("restore_from", "c2"),
+        ("image", "other:1"),
+        ("resources", Resources(cpu="65")),
+    ):
+        assert refused(built, keyed(a_template(**result | {field: other})))[0].startswith("spec.")
+    assert refused(None, keyed(a_template(**result))) != []
+
+
+def keyed(one: Resource) -> Resource:
+    return with_meta(one, annotations={ANNOTATION_KEY: "k1"})
 
 
 def test_a_new_field_of_templates_is_closed_until_it_is_listed() -> None:

@@ -38,7 +38,7 @@ def template_problems(
     """Return why a template is refused."""
     if old is not None and (found := foreign_problems(old)):
         return found
-    found = spec_problems("spec", new.spec, write.limits)
+    found = spec_problems("spec", new.spec, write.limits, old.spec if old is not None else None)
     if new.spec.public and not (old is not None and old.spec.public):
         found.append(
             FieldProblem("spec.public", "templates of API keys are private: set it to false")
@@ -58,7 +58,8 @@ def pool_problems(write: KeyWrite, old: SandboxPool | None, new: SandboxPool) ->
         # The size of a referenced template could grow without a write of the pool.
         found = [FieldProblem("spec.template", "pools of API keys contain their template")]
     else:
-        found = spec_problems("spec.template", spec.template, write.limits)
+        inline = before.template if before is not None else None
+        found = spec_problems("spec.template", spec.template, write.limits, inline)
     if spec.template_ref is not None:
         found.append(FieldProblem("spec.templateRef", "set spec.template instead"))
     if (age := spec.max_idle_age_seconds) is not None and age < MIN_IDLE_AGE_SECONDS:
@@ -74,17 +75,30 @@ def foreign_problems(old: Resource) -> list[FieldProblem]:
     return [] if key_of(old) else [FieldProblem("metadata", _FOREIGN)]
 
 
-def spec_problems(path: str, spec: SandboxTemplateSpec, limits: KeyLimits) -> list[FieldProblem]:
-    """Return what a template has that API keys may not set."""
+def spec_problems(
+    path: str,
+    spec: SandboxTemplateSpec,
+    limits: KeyLimits,
+    before: SandboxTemplateSpec | None = None,
+) -> list[FieldProblem]:
+    """Return what a template has that API keys may not set.
+
+    They may keep what it has: a build, for one, sets image, size and checkpoint.
+    """
     found = [
         FieldProblem(f"{path}.{field.encode_name}", "API keys do not set it")
         for field in structs.fields(SandboxTemplateSpec)
-        if field.name not in WRITABLE and getattr(spec, field.name)
+        if field.name not in WRITABLE
+        and getattr(spec, field.name)
+        and (before is None or getattr(spec, field.name) != getattr(before, field.name))
     ]
-    if not any(fnmatchcase(spec.image, pattern) for pattern in limits.images):
+    is_listed = any(fnmatchcase(spec.image, pattern) for pattern in limits.images)
+    if not is_listed and (before is None or spec.image != before.image):
         listed = ", ".join(limits.images)
         found.append(FieldProblem(f"{path}.image", f"operators allow {listed} (claim_images)"))
     found += _network_problems(path, spec.network, limits.ceiling)
+    if before is not None and spec.resources == before.resources:
+        return found
     return found + _size_problems(f"{path}.resources", spec.resources, limits)
 
 

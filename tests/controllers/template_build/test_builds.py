@@ -186,9 +186,33 @@ async def test_an_image_that_is_missing_fails_the_base_with_the_reason(factory: 
 @in_a_world
 async def test_a_full_disk_is_not_retried(factory: Factory) -> None:
     factory.shell.script({"one": Reply(error=DiskFullError("no space"))})
-    ended = await factory.build("one")
-    assert ended.status.message == "no space"
-    assert factory.shell.texts == ["one"]
+    ended = await factory.build("zero", "one")
+    assert (ended.status.failed_step, ended.status.message) == ("2", "no space")
+    assert factory.shell.texts == ["zero", "one"]
+
+
+@in_a_world
+async def test_whatever_fails_at_a_step_names_the_step(factory: Factory) -> None:
+    errors = (InvalidError("refused"), RuntimeError("a bug"))
+    for number, error in enumerate(errors):
+        factory.shell.script({f"two {number}": Reply(error=error)})
+        ended = await factory.build("one", f"two {number}")
+        assert (ended.status.phase, ended.status.failed_step) == (BuildPhase.FAILED, "2")
+    factory.shell.script({"ready": Reply(error=InvalidError("refused"))})
+    ended = await factory.build("one", ready_command="ready")
+    assert ended.status.failed_step == "finalize"
+
+
+@in_a_world
+async def test_a_machine_that_fails_during_the_start_command_is_tried_again(
+    factory: Factory,
+) -> None:
+    lost = UnavailableError("the node was restarted")
+    factory.shell.script({"serve": Reply(error=lost, seconds=3)})
+    factory.shell.replies["ready"] = [Reply(status=1)] * 5
+    ended = await factory.build("one", start_command="serve", ready_command="ready")
+    assert ended.status.phase is BuildPhase.READY
+    assert factory.shell.texts.count("serve") == 2
 
 
 @in_a_world

@@ -14,13 +14,12 @@ from paddock.controllers.retry_budget import RetryBudget
 from paddock.controllers.template_build import plan as steps
 from paddock.controllers.template_build.collection import BuildCollector
 from paddock.controllers.template_build.ends import (
-    TRANSIENT,
     BuildEnds,
     missing_template,
     unexpected,
 )
 from paddock.controllers.template_build.run import BuildRun, BuildTools, BuiltTemplate
-from paddock.controllers.template_build.steps.runner import StepFailedError
+from paddock.controllers.template_build.steps.runner import TRANSIENT, StepFailedError
 from paddock.engine.controller import Done, Gone, RequeueAfter, Result
 from paddock.engine.recorder import Recorder
 from paddock.kit.clock import Clock
@@ -173,20 +172,25 @@ class TemplateBuildController:
     async def _outcome(self, build: TemplateBuild) -> BuiltTemplate | PaddockError:
         """Return the result of a build, or why it failed. Failures of the machine are retried."""
         limit = asyncio.timeout(self._seconds_left(build))
+        runs: list[BuildRun] = []
         try:
             async with limit:
-                return await self._attempts(build)
+                return await self._attempts(build, runs)
         except PaddockError as error:
-            return error
+            failure = error
         except Exception as error:  # noqa: BLE001 - the root of a build: each becomes its reason
-            if limit.expired():
-                return StepFailedError("the build took longer than its limit")
-            return unexpected(build, error)
+            is_late = limit.expired()
+            late = StepFailedError("the build took longer than its limit")
+            failure = late if is_late else unexpected(build, error)
+        step = failure.step if isinstance(failure, StepFailedError) else ""
+        return StepFailedError(failure.message, step=step or (runs[-1].step if runs else ""))
 
-    async def _attempts(self, build: TemplateBuild) -> BuiltTemplate:
+    async def _attempts(self, build: TemplateBuild, runs: list[BuildRun]) -> BuiltTemplate:
+        """Try until it succeeds or must fail. The last one of `runs` is the current attempt."""
         attempt = 1
         while True:
             run = BuildRun(build, self._tools)
+            runs[:] = [run]
             try:
                 return await run.perform()
             except TRANSIENT as error:

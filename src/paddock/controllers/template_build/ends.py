@@ -12,16 +12,10 @@ from paddock.builds.logs import BuildLogs
 from paddock.cache.provider import Provider
 from paddock.controllers.template_build.run import BuiltTemplate
 from paddock.controllers.template_build.sandboxes import BuildSandboxes
-from paddock.controllers.template_build.steps.runner import StepFailedError
+from paddock.controllers.template_build.steps.runner import TRANSIENT, StepFailedError
 from paddock.engine.recorder import Recorder
 from paddock.kit.clock import Clock
-from paddock.kit.errors import (
-    ConflictError,
-    NotFoundError,
-    PaddockError,
-    RateLimitedError,
-    UnavailableError,
-)
+from paddock.kit.errors import NotFoundError, PaddockError
 from paddock.kit.logs import fields
 from paddock.kit.tasks import cancel_and_wait
 from paddock.resources.kinds.template import SandboxTemplate
@@ -41,7 +35,6 @@ from paddock.resources.transitions.template_tags import is_superseded
 
 log = logging.getLogger(__name__)
 
-TRANSIENT = (UnavailableError, ConflictError, RateLimitedError)
 PAUSE_SECONDS = 5.0
 """Longest wait before a failed write is repeated."""
 FINISH_SECONDS = 10.0

@@ -80,6 +80,8 @@ class BuildRun:
         self._from = BuildBase(template=SandboxTemplateSpec())
         self._current: Checkpoint | None = None
         """The layer that the next step runs on; None: the base."""
+        self.step = REASON_BASE
+        """What it is at: `base`, the number of a step from 1, or `finalize`."""
         self.has_progressed = False
         """Whether this attempt has stored a layer."""
 
@@ -110,6 +112,7 @@ class BuildRun:
         self._log_cached(chain, cached)
         for number in range(cached, len(chain)):
             context = await self._step(number, chain[number], context)
+        self.step = REASON_FINALIZE
         stored = await self._finish(context, commands, key)
         return self._result(base, context, stored, commands, cached)
 
@@ -147,6 +150,7 @@ class BuildRun:
 
     async def _step(self, number: int, key: str, context: StepContext) -> StepContext:
         step = self._build.spec.steps[number]
+        self.step = str(number + 1)
         self._log_step(number, key)
         runner = self._runner(step, str(number + 1), self._prefix(number), context)
         try:

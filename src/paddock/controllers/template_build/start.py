@@ -3,7 +3,7 @@
 import asyncio
 import re
 
-from paddock.controllers.template_build.steps.runner import StepFailedError, StepRunner
+from paddock.controllers.template_build.steps.runner import TRANSIENT, StepFailedError, StepRunner
 from paddock.kit.errors import PaddockError
 from paddock.kit.tasks import cancel_and_wait
 from paddock.resources.kinds.template_build import REASON_FINALIZE
@@ -121,6 +121,8 @@ def _check(started: "asyncio.Task[int]", command: str) -> None:
     """Raise if the start command has failed. One that exits with 0 left its work to others."""
     try:
         status = started.result()
+    except TRANSIENT:
+        raise
     except PaddockError as error:
         raise StepFailedError(error.message, step=REASON_FINALIZE) from error
     if status:

@@ -12,10 +12,18 @@ from paddock.controllers.template_build.ports import (
     BuildShell,
     CommandRefusedError,
 )
-from paddock.kit.errors import DeadlineExceededError, PaddockError
+from paddock.kit.errors import (
+    ConflictError,
+    DeadlineExceededError,
+    PaddockError,
+    RateLimitedError,
+    UnavailableError,
+)
 from paddock.resources.kinds.sandbox import Sandbox
 from paddock.resources.kinds.template_build import BuildStep, TemplateBuild
 
+TRANSIENT = (UnavailableError, ConflictError, RateLimitedError)
+"""Failures of the machine: a build begins again at its last layer."""
 STEP_SECONDS = 3600.0
 ROOT = "root"
 TakeOutput = Callable[[str, bytes], None]

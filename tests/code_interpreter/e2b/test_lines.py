@@ -61,3 +61,10 @@ def test_characters_at_which_clients_split_lines_are_escaped() -> None:
     line = line_of(Output("stdout", separators), NOW)
     assert len(line.decode("ascii").splitlines()) == 1
     assert json.loads(line)["text"] == separators
+
+
+def test_formats_of_text_are_text_whatever_the_code_displays() -> None:
+    data = {"text/html": 5, "image/png": ["x"], "text/latex": {"a": 1}, "e2b/data": {"a": [1]}}
+    line = parsed(Result(data, is_main=False))
+    assert (line["html"], line["png"], line["latex"]) == ("5", "['x']", "{'a': 1}")
+    assert line["data"] == {"a": [1]}

@@ -3,7 +3,7 @@
 import asyncio
 
 from code_interpreter.kernels.event_queue import EventQueue
-from code_interpreter.kernels.events import Ended, Failure, Output
+from code_interpreter.kernels.events import Ended, Failure, Output, Result
 
 PIECE = Output("stdout", "x" * 100_000)
 
@@ -49,3 +49,11 @@ async def test_a_cancelled_read_loses_nothing() -> None:
     reading.cancel()
     queue.put(Ended())
     assert await queue.get() == Ended()
+
+
+async def test_results_without_content_count_too() -> None:
+    queue, signals = EventQueue(1 << 30), []
+    queue.on_full = lambda: signals.append("stop")
+    for _ in range(20_000):
+        queue.put(Result({}, is_main=False))
+    assert signals == ["stop"]

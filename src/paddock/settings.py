@@ -56,9 +56,6 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Wildcard domain of sandboxes. If empty, clients choose the domain."""
     mcp_template: str = "code-interpreter-v1"
     """Template of the sandboxes that clients of `/mcp` get on their first call."""
-    mcp_origins: str = ""
-    """Origins of web pages that may use `/mcp`, besides those of this server: such as
-    `https://chat.example`, separated by commas."""
     mcp_gateway: str = ""
     """URL at which `/mcp` reaches the gateways. If empty, `host` and `port` are used; on a cluster,
     `/mcp` is not served then."""

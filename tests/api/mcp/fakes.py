@@ -1,8 +1,11 @@
 """Sandboxes in memory that implement the port of the tools."""
 
 import asyncio
+import itertools
 from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
+
+from msgspec import structs
 
 from paddock.client.model import (
     CodeOutcome,
@@ -27,6 +30,7 @@ class FakeSandboxes:
     """Implements `SandboxCalls`."""
 
     def __init__(self) -> None:
+        self._numbers = itertools.count(1)
         self.boxes: dict[str, WantedSandbox] = {}
         self.state: dict[str, str] = {}
         self.timeouts: dict[str, int] = {}
@@ -51,7 +55,7 @@ class FakeSandboxes:
         for known, box in self.boxes.items():
             if wanted.idempotency_key and box.idempotency_key == wanted.idempotency_key:
                 return self._opened(known)
-        name = f"box{len(self.boxes) + 1}"
+        name = f"box{next(self._numbers)}"
         self.boxes[name] = wanted
         self.state[name] = "running"
         self.timeouts[name] = wanted.seconds
@@ -88,9 +92,10 @@ class FakeSandboxes:
     async def fork(self, sandbox_id: str, *, count: int, seconds: int) -> tuple[list[str], str]:
         box = self._require(sandbox_id)
         made: list[str] = []
-        for _ in range(count):
-            name = f"box{len(self.boxes) + 1}"
-            self.boxes[name], self.state[name] = box, "running"
+        for number in range(count):
+            name = f"box{next(self._numbers)}"
+            self.boxes[name] = structs.replace(box, template=f"snap{number:032x}")
+            self.state[name] = "running"
             self.timeouts[name] = seconds
             made.append(name)
         return made, ""

@@ -15,6 +15,7 @@ from paddock.api.call_limits import CallLimits
 from paddock.api.login_limits import LoginLimits
 from paddock.api.mcp.http import CLIENT, McpApplication, McpClient, McpProtocol
 from paddock.api.mcp.origins import PageOrigins
+from paddock.api.mcp.package import usable_package
 from paddock.kit.clock import LoopClock
 from paddock.kit.errors import UnavailableError, UnsupportedError
 from paddock.kit.tasks import background
@@ -56,9 +57,7 @@ async def served(
     load: Callable[[], McpProtocol],
     audit: AuditLog | None = None,
 ) -> AsyncGenerator[httpx.AsyncClient]:
-    app = McpApplication(
-        load, world.plane.keyring, world.plane.logins, PageOrigins("", "https://chat.example")
-    )
+    app = McpApplication(load, world.plane.keyring, world.plane.logins, PageOrigins(""))
     recorded = Audited(app, audit or AuditLog(None, LoopClock()), describe_mcp)
     transport = httpx.ASGITransport(app=recorded, client=("192.0.2.1", 1))
     async with (
@@ -141,10 +140,8 @@ async def test_a_page_of_another_site_is_refused(
 ) -> None:
     answer = await http.post("/mcp", headers={**KEY, "Origin": "https://evil.example"})
     assert answer.status_code == 403
-    assert "mcp_origins" in answer.text
-    allowed = await http.post("/mcp", headers={**KEY, "Origin": "https://chat.example"})
-    assert allowed.status_code == 200
-    assert len(protocol.clients) == 1
+    assert "https://evil.example may not use this server" in answer.text
+    assert not protocol.clients
 
 
 async def test_a_client_without_a_session_gets_the_id_of_a_new_one(
@@ -209,3 +206,34 @@ async def test_clients_that_come_while_the_package_is_imported_wait(
         answers = await asyncio.gather(*(http.post("/mcp", headers=KEY) for _ in range(5)))
     assert [answer.status_code for answer in answers] == [200] * 5
     assert len(loads) == 1
+
+
+@pytest.mark.parametrize("place", ["load", "run"])
+async def test_a_failure_of_the_package_is_reported_and_ends_nothing(
+    world: World, caplog: pytest.LogCaptureFixture, place: str
+) -> None:
+    class Broken(FakeProtocol):
+        @asynccontextmanager
+        async def run(self) -> AsyncGenerator[None]:
+            raise TypeError("unexpected argument")
+            yield
+
+    def load() -> McpProtocol:
+        if place == "load":
+            raise TypeError("unexpected argument")
+        return Broken()
+
+    async with served(world, load) as http:
+        for _ in range(2):
+            answer = await http.post("/mcp", headers=KEY)
+            assert answer.status_code == 503
+            assert "unexpected argument" in answer.text
+    assert "MCP cannot be served" in caplog.text
+
+
+def test_another_version_of_the_package_is_unsupported() -> None:
+    with (
+        pytest.raises(UnsupportedError, match="does not fit: no streamable_http"),
+        usable_package(),
+    ):
+        raise ImportError("no streamable_http")

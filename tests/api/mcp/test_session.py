@@ -54,6 +54,23 @@ async def test_a_clone_does_not_take_the_place_of_the_default_sandbox() -> None:
     assert (await session(boxes).open()).sandbox_id == first.sandbox_id
 
 
+@pytest.mark.parametrize("is_restarted", [False, True])
+@pytest.mark.parametrize("template", ["base", f"snap{1:032x}"], ids=["template", "snapshot"])
+async def test_a_clone_does_not_become_the_default_sandbox_when_that_is_killed(
+    template: str, is_restarted: bool
+) -> None:
+    boxes = FakeSandboxes()
+    mine = session(boxes)
+    first, _ = await mine.create(template, seconds=None, env={}, metadata={})
+    [clone], _ = await boxes.fork(first.sandbox_id, count=1, seconds=60)
+    assert (await session(boxes).open()).sandbox_id == first.sandbox_id
+    mine = session(boxes) if is_restarted else mine
+    await mine.kill(first.sandbox_id)
+    with pytest.raises(ConflictError, match="no sandbox yet"):
+        await mine.resolve(None)
+    assert (await mine.open()).sandbox_id not in (first.sandbox_id, clone)
+
+
 async def test_a_call_extends_the_timeout_by_its_own_length() -> None:
     boxes = FakeSandboxes()
     box = await session(boxes).open(seconds=120.5)

@@ -93,17 +93,27 @@ class McpApplication:
         await self._wanted.wait()
         try:
             protocol = await asyncio.to_thread(self._load)
-        except PaddockError as error:
-            loaded.set_exception(error)
-            loaded.exception()  # Retrieved, also if the client has gone.
-            await asyncio.Event().wait()
-            return
-        async with protocol.run():
-            loaded.set_result(protocol)
-            try:
+            async with protocol.run():
+                loaded.set_result(protocol)
                 await asyncio.Event().wait()
-            finally:
+        except PaddockError as error:
+            self._fail(error)
+        except Exception as error:
+            # The rest of the control plane does not need MCP.
+            log.exception("MCP cannot be served")
+            self._fail(UnavailableError(f"MCP cannot be served: {error!r}"))
+        finally:
+            if self._protocol is loaded and loaded.done() and loaded.exception() is None:
                 self._protocol = None
+        await asyncio.Event().wait()
+
+    def _fail(self, error: PaddockError) -> None:
+        """Answer all clients with an error."""
+        loaded = self._future()
+        if loaded.done():
+            loaded = self._protocol = asyncio.get_running_loop().create_future()
+        loaded.set_exception(error)
+        loaded.exception()  # Retrieved, also if no client comes.
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request."""

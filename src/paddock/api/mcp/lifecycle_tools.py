@@ -20,7 +20,11 @@ from paddock.api.mcp.tool_types import (
 MAX_FORKS = 20
 _Timeout = Annotated[
     int | None,
-    Field(ge=1, le=30 * 24 * 3600, description="It pauses so many seconds after the last call."),
+    Field(
+        ge=1,
+        le=30 * 24 * 3600,
+        description="It pauses so many seconds from now. Each call keeps it ten minutes longer.",
+    ),
 ]
 
 

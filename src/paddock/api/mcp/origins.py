@@ -13,25 +13,18 @@ _NOT_A_PAGE = frozenset(("", "none"))
 
 
 class PageOrigins:
-    """The origins whose pages may send requests."""
+    """The origins whose pages may send requests: those of this server."""
 
-    def __init__(self, domain: str, allowed: str) -> None:
-        """`allowed`: further origins such as `https://chat.example`, separated by commas."""
+    def __init__(self, domain: str) -> None:
         self._domain = _host(f"//{domain}") if domain else ""
-        self._allowed = frozenset(part.strip().rstrip("/").lower() for part in allowed.split(","))
 
     def refusal(self, headers: Mapping[str, str]) -> str | None:
         """Return why a request is refused, or None."""
         origin = headers.get("origin", "")
         if not origin and headers.get("sec-fetch-site", "") in _NOT_A_PAGE:
             return None
-        if origin.lower() in self._allowed - {""}:
-            return None
         if not self._is_ours(_host(origin)):
-            return (
-                f"web pages of {origin or 'unknown origin'} may not use this server; "
-                "the setting mcp_origins allows origins"
-            )
+            return f"web pages of {origin or 'unknown origin'} may not use this server"
         host = headers.get("host", "")
         if not self._is_ours(_host(f"//{host}")):
             return f"the host {host!r} is not a name of this server"

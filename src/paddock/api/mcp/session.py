@@ -15,14 +15,17 @@ from math import ceil
 from msgspec import Struct, field
 
 from paddock.api.mcp.port import SandboxCalls
-from paddock.client.model import OpenSandbox, WantedSandbox
+from paddock.client.model import KnownSandbox, OpenSandbox, WantedSandbox
 from paddock.kit.errors import ConflictError, InvalidError, NotFoundError
+from paddock.kit.ids import is_checkpoint_id
 from paddock.kit.logs import fields
 
 log = logging.getLogger(__name__)
 
 SESSION_KEY = "mcp-session"
 """The metadata that names the session."""
+TEMPLATE_KEY = "mcp-session-template"
+"""The snapshot that a default sandbox was created from, if it was."""
 DEFAULT_TEMPLATE = "code-interpreter-v1"
 IDLE_SECONDS = 600
 """A sandbox pauses so long after the last call."""
@@ -113,8 +116,9 @@ class McpSession:
         metadata: Mapping[str, str],
     ) -> tuple[OpenSandbox, bool]:
         """Create a sandbox; return whether it is the session's default: the first one is."""
-        if SESSION_KEY in metadata:
-            raise InvalidError.at(f"metadata.{SESSION_KEY}", "is reserved")
+        for name in (SESSION_KEY, TEMPLATE_KEY):
+            if name in metadata:
+                raise InvalidError.at(f"metadata.{name}", "is reserved")
         wanted = WantedSandbox(
             template=template or self.template,
             seconds=seconds or self.idle_seconds,
@@ -182,21 +186,32 @@ class McpSession:
         return await self.calls.connect(made.sandbox_id, seconds=seconds)
 
     def _as_default(self, wanted: WantedSandbox) -> WantedSandbox:
+        metadata = {**wanted.metadata, SESSION_KEY: self._id}
+        if is_checkpoint_id(wanted.template):
+            metadata[TEMPLATE_KEY] = wanted.template
         return WantedSandbox(
             template=wanted.template,
             seconds=wanted.seconds,
             env=wanted.env,
-            metadata={**wanted.metadata, SESSION_KEY: self._id},
+            metadata=metadata,
             idempotency_key=wanted.idempotency_key,
         )
 
     async def _stored(self) -> list[str]:
-        """Return the sandboxes of this session, oldest first: clones have its metadata too."""
+        """Return the default sandboxes of this session, oldest first."""
         if not self._id:
             return []
         found = await self.calls.find({SESSION_KEY: self._id})
-        return [item.sandbox_id for item in found]
+        return [item.sandbox_id for item in found if not _is_clone(item)]
 
     def _forget(self, sandbox_id: str) -> None:
         if self._memory.default_id == sandbox_id:
             self._memory.default_id = ""
+
+
+def _is_clone(item: KnownSandbox) -> bool:
+    """Whether a sandbox with the metadata of a session is a clone of its default sandbox.
+
+    A clone keeps the metadata, and its template is a snapshot that was made for it.
+    """
+    return is_checkpoint_id(item.template) and item.metadata.get(TEMPLATE_KEY) != item.template

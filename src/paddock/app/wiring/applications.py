@@ -21,7 +21,7 @@ from paddock.api.kube.key_writes.writer import KeyWrites
 from paddock.api.login_limits import LoginLimits
 from paddock.api.mcp.http import McpApplication, McpProtocol
 from paddock.api.mcp.origins import PageOrigins
-from paddock.api.mcp.package import require_package
+from paddock.api.mcp.package import require_package, usable_package
 from paddock.api.request_ids import RequestIds
 from paddock.app.wiring.assembly import Assembly
 from paddock.app.wiring.manager import claim_images
@@ -135,7 +135,8 @@ def build_mcp(
                 hint="set it to the URL of the gateways, or use `paddock mcp`",
             )
         # Not at the top: the package takes seconds to import.
-        from paddock.api.mcp.sdk_http import SdkProtocol
+        with usable_package():
+            from paddock.api.mcp.sdk_http import SdkProtocol
 
         return SdkProtocol(
             api=_url(settings.api_host, settings.api_port),
@@ -143,7 +144,7 @@ def build_mcp(
             template=settings.mcp_template,
         )
 
-    return McpApplication(load, keyring, logins, PageOrigins(settings.domain, settings.mcp_origins))
+    return McpApplication(load, keyring, logins, PageOrigins(settings.domain))
 
 
 def _url(host: str, port: int) -> str:

@@ -37,7 +37,7 @@ class InterpreterApi:
         self._freezes = FreezeWatch()
         self._leaving: set[asyncio.Task[None]] = set()
         self.problem = ""
-        """Why the Python kernel has not started; empty if it has."""
+        """Why the Python kernel has not started at first; empty if it has."""
 
     def application(self) -> web.Application:
         """Return the application that serves the routes."""
@@ -63,7 +63,7 @@ class InterpreterApi:
         await asyncio.gather(*self._leaving, return_exceptions=True)
 
     async def _health(self, _: web.Request) -> web.Response:
-        if self.problem:
+        if self.problem and not self._contexts.default(None).is_started:
             return web.Response(status=503, text=self.problem)
         return web.json_response("OK")
 
@@ -127,11 +127,11 @@ class InterpreterApi:
 
     def _leave(self, context: Context, run: Run) -> None:
         """Interrupt the run of a client that is gone, unless a pause has ended the connection."""
-        run.queue.discard()
 
         async def decide() -> None:
             if await self._freezes.was_frozen():
                 log.info("a run goes on after a pause")
+                context.detach(run)
             else:
                 context.abandon(run)
 

@@ -16,6 +16,8 @@ from code_interpreter.settings import Settings
 log = logging.getLogger(__name__)
 
 _BACKLOG = 1024
+_RETRY_SECONDS = 5.0
+_LONGEST_RETRY_SECONDS = 300.0
 
 
 async def serve(settings: Settings) -> None:
@@ -34,17 +36,42 @@ async def serve(settings: Settings) -> None:
     runner = web.AppRunner(
         api.application(), handler_cancellation=True, access_log=None, shutdown_timeout=1.0
     )
+    starting = asyncio.create_task(_start(contexts, api), name="start")
+    stopping = asyncio.create_task(stopped.wait(), name="stop")
     try:
-        try:
-            await contexts.start()
-        except KernelError as problem:
-            log.warning("the Python kernel does not start: %s", problem)
-            api.problem = str(problem)
-        await runner.setup()
-        await web.SockSite(runner, listener).start()
-        log.info("serving at port %d", settings.port)
-        await stopped.wait()
+        await asyncio.wait((starting, stopping), return_when=asyncio.FIRST_COMPLETED)
+        if not stopped.is_set():
+            await starting
+            if api.problem:
+                starting = asyncio.create_task(start_again(contexts), name="start again")
+            await runner.setup()
+            await web.SockSite(runner, listener).start()
+            log.info("serving at port %d", settings.port)
+            await stopped.wait()
     finally:
+        for task in (starting, stopping):
+            task.cancel()
+        await asyncio.gather(starting, stopping, return_exceptions=True)
         await contexts.close()
         await runner.cleanup()
         listener.close()
+
+
+async def _start(contexts: Contexts, api: InterpreterApi) -> None:
+    try:
+        await contexts.start()
+    except KernelError as problem:
+        log.warning("the Python kernel does not start: %s", problem)
+        api.problem = str(problem)
+
+
+async def start_again(contexts: Contexts) -> None:
+    """Start the default kernel, which was perhaps only slow; wait longer after each failure."""
+    seconds = _RETRY_SECONDS
+    while not contexts.default(None).is_started:
+        await asyncio.sleep(seconds)
+        try:
+            await contexts.default(None).start()
+        except KernelError as problem:
+            log.warning("the Python kernel does not start: %s", problem)
+        seconds = min(2 * seconds, _LONGEST_RETRY_SECONDS)

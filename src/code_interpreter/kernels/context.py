@@ -7,32 +7,24 @@ obey an interrupt; the next run says that its variables are gone.
 import asyncio
 import logging
 from collections.abc import Callable, Coroutine, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
-from code_interpreter.kernels import variables
 from code_interpreter.kernels.event_queue import EventQueue
 from code_interpreter.kernels.events import Ended, Failure, KernelDiedError, KernelError, Output
 from code_interpreter.kernels.kernel import Kernel
+from code_interpreter.kernels.kernel_state import KernelState
 from code_interpreter.kernels.languages import Language
 from code_interpreter.kernels.process import explain, memory_of_sandbox
 from code_interpreter.kernels.run import Run, RunRequest
 
 log = logging.getLogger(__name__)
 
+DETACHED_SECONDS = 60.0
+"""A run without a caller may keep others waiting for so long."""
 _REPEAT_SECONDS = 1.0
 """An interrupt that has had no effect so long is repeated."""
 _RESTARTED = Failure("ContextRestarting", "the context was restarted while the code ran")
 _REMOVED = Failure("ContextRemoved", "the context was removed while the code ran")
-
-
-class _Preparation(NamedTuple):
-    """What a run needs of its kernel besides its code."""
-
-    before: str
-    after: str
-    generation: str
-    variables: Mapping[str, str] | None
-    """Those of the sandbox, if they are new."""
 
 
 class Context:
@@ -48,6 +40,7 @@ class Context:
         initial: Mapping[str, str],
         max_output_bytes: int,
         interrupt_seconds: float,
+        detached_seconds: float = DETACHED_SECONDS,
     ) -> None:
         self.id = context_id
         self.language = language
@@ -56,6 +49,7 @@ class Context:
         self._initial = initial
         self._max_output_bytes = max_output_bytes
         self._interrupt_seconds = interrupt_seconds
+        self._detached_seconds = detached_seconds
         self._kernel: Kernel | None = None
         self._starting = asyncio.Lock()
         self._turn = asyncio.Lock()
@@ -64,11 +58,10 @@ class Context:
         """Why the kernel is ended during a run; None: by itself."""
         self._note = ""
         """What the next run has to say about the end of an earlier kernel."""
-        self._variables: Mapping[str, str] = {}
-        self._variables_of: str | None = None
-        """The clone whose variables the kernel has."""
-        self._seeded_in: str | None = None
-        """The clone in which the kernel was started or seeded again."""
+        self._state = KernelState(language, initial)
+        """Of the present kernel."""
+        self._waiting = 0
+        """Runs that wait for their turn."""
         self._is_closed = False
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -90,7 +83,7 @@ class Context:
                 kernel = self._new_kernel()
                 await kernel.start()
                 self._kernel = kernel
-                self._variables, self._variables_of, self._seeded_in = {}, None, None
+                self._state = KernelState(self.language, self._initial)
             return self._kernel
 
     def run(self, request: RunRequest) -> Run:
@@ -101,37 +94,48 @@ class Context:
         return run
 
     async def _perform(self, run: Run, request: RunRequest) -> None:
+        self._waiting += 1
+        self._limit_detached()
         try:
-            async with self._turn:
+            try:
+                await self._turn.acquire()
+            finally:
+                self._waiting -= 1
+            try:
                 if self._is_closed:
                     run.queue.put(_REMOVED)
-                elif not run.queue.is_discarded:
+                elif not run.is_abandoned:
                     await self._execute(run, request)
+            finally:
+                self._turn.release()
         except KernelError as problem:
             run.queue.put(Failure("KernelError", str(problem)))
 
     async def _execute(self, run: Run, request: RunRequest) -> None:
         queue = run.queue
         kernel = await self.start()
-        prepared = await self._prepare(request)
+        state = self._state
+        prepared = await state.prepare(request)
         while self._kernel is not kernel:
             # The context was restarted meanwhile.
             kernel = await self.start()
-            prepared = await self._prepare(request)
-        if queue.is_discarded:
+            state = self._state
+            prepared = await state.prepare(request)
+        if run.is_abandoned:
             return
         if self._note:
             queue.put(Output("stderr", self._note + "\n"))
             self._note = ""
         queue.on_limit = lambda: self._begin_interrupt(run)
         self._current, self._reason = run, None
+        self._limit_detached()
         try:
             await kernel.execute(
                 request.code,
                 queue,
                 before=prepared.before,
                 after=prepared.after,
-                on_prepared=lambda: self._keep(prepared, kernel),
+                on_prepared=lambda: state.keep(prepared),
             )
         except KernelDiedError as problem:
             queue.put(self._reason or Failure("KernelDied", str(problem)))
@@ -144,34 +148,33 @@ class Context:
             await self._forget(kernel)
             self._spawn(self._start_again(), "start")
 
-    async def _prepare(self, request: RunRequest) -> _Preparation:
-        """Return the code to run in silence before and after that of the caller."""
-        reseed = self.language.reseed if self._seeded_in != request.generation else ""
-        present: Mapping[str, str] | None = None
-        if self._variables_of != request.generation:
-            present = await request.get_variables()
-        code = self._set(variables.before_run(self._variables, present, request.variables))
-        of_sandbox = self._variables if present is None else present
-        after = self._set(variables.after_run(self._initial, of_sandbox, request.variables))
-        before = "\n".join(part for part in (reseed, code) if part)
-        return _Preparation(before, after, request.generation, present)
-
-    def _keep(self, prepared: _Preparation, kernel: Kernel) -> None:
-        """Note what the kernel has. Not before it has it: a run may be dropped, or its kernel."""
-        if self._kernel is not kernel:
-            return
-        self._seeded_in = prepared.generation
-        if prepared.variables is not None:
-            self._variables = prepared.variables
-            self._variables_of = prepared.generation
-
-    def _set(self, changed: Mapping[str, str | None]) -> str:
-        return self.language.set_variables(changed) if changed else ""
-
     def abandon(self, run: Run) -> None:
         """Drop the events of a run and interrupt it: its caller is gone."""
+        run.is_abandoned = True
         run.queue.discard()
         self._begin_interrupt(run)
+
+    def detach(self, run: Run) -> None:
+        """Drop the events of a run that goes on without its caller.
+
+        It is interrupted if it keeps other runs waiting for long.
+        """
+        run.is_detached = True
+        run.queue.discard()
+        self._limit_detached()
+
+    def _limit_detached(self) -> None:
+        run = self._current
+        if run is not None and run.is_detached and self._waiting and not run.is_limited:
+            run.is_limited = True
+            self._spawn(self._interrupt_later(run), "limit")
+
+    async def _interrupt_later(self, run: Run) -> None:
+        if run.task is not None:
+            await asyncio.wait({run.task}, timeout=self._detached_seconds)
+        run.is_limited = False
+        if self._waiting:
+            self._begin_interrupt(run)
 
     def _begin_interrupt(self, run: Run) -> None:
         if run is self._current:

@@ -35,6 +35,12 @@ class Run:
         self.queue = queue
         self.task: asyncio.Task[None] | None = None
         """Runs the code. Whoever reads the events may leave: it goes on."""
+        self.is_abandoned = False
+        """Whether its caller is gone: it need not begin."""
+        self.is_detached = False
+        """Whether it goes on without its caller."""
+        self.is_limited = False
+        """Whether it is interrupted soon, as others wait for it."""
 
     async def next(self) -> Event:
         """Return the next event; the last one is `Ended`. A cancelled call loses none."""

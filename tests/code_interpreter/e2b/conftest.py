@@ -4,7 +4,6 @@ import asyncio
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import AsyncIterator
@@ -16,6 +15,7 @@ import pytest_asyncio
 
 import code_interpreter
 from tests.code_interpreter.conftest import make_settings
+from tests.ports import free_port
 
 SUPERVISOR = Path(code_interpreter.__file__).with_name("supervise.sh")
 
@@ -61,8 +61,7 @@ class Server:
 async def start_server(home: Path, **environment: str) -> Server:
     """Start a server under its supervisor."""
     settings = make_settings(home)
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    port = free_port()
     process = subprocess.Popen(
         ["sh", SUPERVISOR, settings.program("python")],
         env={

@@ -67,12 +67,9 @@ async def test_browsers_may_call_it(server) -> None:
 
 
 async def test_silence_is_filled_with_keepalives(server) -> None:
-    lines = await server.execute("import time; time.sleep(5.5)")
-    assert [line["type"] for line in lines] == [
-        "number_of_executions",
-        "keepalive",
-        "end_of_execution",
-    ]
+    first, *silence, last = await server.execute("import time; time.sleep(5.5)")
+    assert (first["type"], last["type"]) == ("number_of_executions", "end_of_execution")
+    assert {line["type"] for line in silence} == {"keepalive"}
 
 
 async def test_the_run_of_a_client_that_leaves_is_interrupted(server) -> None:
@@ -105,6 +102,7 @@ async def test_a_run_goes_on_if_its_client_is_cut_off_while_the_sandbox_is_froze
 
 async def test_much_output_through_a_slow_reader_needs_little_memory(server) -> None:
     code = "for i in range(25): print('z' * 4_000_000)"
+    before = rss_mib(server.server_pid)
     peak = total = 0
     async with server.session.post("/execute", json={"code": code}) as answer:
         await asyncio.sleep(1.5)
@@ -113,7 +111,7 @@ async def test_much_output_through_a_slow_reader_needs_little_memory(server) -> 
             total += len(line)
             await asyncio.sleep(0.002)
     assert total > 100_000_000
-    assert peak < 120
+    assert peak - before < 70, "some lines of 4 MB, and not the whole output"
 
 
 def rss_mib(pid: int) -> int:

@@ -22,6 +22,7 @@ class FakeKernel:
         self.is_stopped = False
         self.may_start = asyncio.Event()
         self.may_start.set()
+        self.interrupted = asyncio.Event()
 
     async def start(self) -> None:
         await self.may_start.wait()
@@ -41,9 +42,11 @@ class FakeKernel:
         self.before.append(before)
         on_prepared()
         queue.put(Accepted(len(self.before)))
+        if code == "endless":
+            await self.interrupted.wait()
 
     async def interrupt(self, *, is_repeated: bool) -> None:
-        pass
+        self.interrupted.set()
 
     async def stop(self) -> None:
         self.is_stopped = True
@@ -67,6 +70,7 @@ class World:
             initial={},
             max_output_bytes=1 << 20,
             interrupt_seconds=1.0,
+            detached_seconds=30.0,
         )
 
     def new_kernel(self) -> FakeKernel:
@@ -86,6 +90,7 @@ async def events(run: Run) -> list[Event]:
     return [event async for event in run.events()]
 
 
+pytestmark = pytest.mark.looptime
 PREPARED = "seed\nset {'WHERE': 'clone'}"
 
 
@@ -138,3 +143,40 @@ async def test_a_removed_context_starts_no_kernel(world: World) -> None:
     with pytest.raises(KernelError, match="removed"):
         await world.context.restart()
     assert world.kernels == []
+
+
+async def test_a_run_that_goes_on_without_its_caller_does_not_block_others_for_good(
+    world: World,
+) -> None:
+    world.may_answer.set()
+    loop = asyncio.get_running_loop()
+    endless = world.run("endless")
+    assert isinstance(await endless.next(), Accepted)
+    world.context.detach(endless)
+    await asyncio.sleep(1000)
+    assert not world.kernels[0].interrupted.is_set(), "nobody waits for it"
+    began = loop.time()
+    await events(world.run())
+    assert loop.time() - began == pytest.approx(30, abs=1)
+
+
+async def test_a_caller_that_waits_already_when_a_run_loses_its_own_waits_as_long(
+    world: World,
+) -> None:
+    world.may_answer.set()
+    endless, next_one = world.run("endless"), world.run()
+    assert isinstance(await endless.next(), Accepted)
+    world.context.detach(endless)
+    began = asyncio.get_running_loop().time()
+    await events(next_one)
+    assert asyncio.get_running_loop().time() - began == pytest.approx(30, abs=1)
+
+
+async def test_a_run_that_loses_its_caller_before_its_turn_runs_nevertheless(world: World) -> None:
+    world.may_answer.set()
+    first, second = world.run(), world.run()
+    world.context.detach(second)
+    await events(first)
+    assert second.task is not None
+    await second.task
+    assert len(world.kernels[0].before) == 2

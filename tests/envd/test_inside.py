@@ -9,6 +9,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from paddock.envd import server
 from paddock.envd.config import Config, EnvdSettings
 from paddock.envd.server import Envd
 from tests.envd.rig import Response, Wire, write_users
@@ -147,3 +148,19 @@ async def test_code_inside_does_not_keep_an_idle_envd(tmp_path: Path) -> None:
                     break
             await ended
         wire.close()
+
+
+@pytest.mark.parametrize("head", [b"POST /health HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\n"])
+async def test_a_request_from_inside_that_never_ends_does_not_keep_envd(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, head: bytes
+) -> None:
+    monkeypatch.setattr(server, "_INSIDE_GRACE_SECONDS", 0.2)
+    async with opened(tmp_path, idle_exit_seconds=0.1) as inside:
+        reader, writer = await asyncio.open_connection("127.0.0.1", inside.port)
+        writer.write(head)
+        await writer.drain()
+        async with asyncio.timeout(20):
+            await inside.envd.run_until_idle()
+        with contextlib.suppress(ConnectionError):
+            await reader.read()
+        writer.close()

@@ -54,6 +54,8 @@ _PREFLIGHT = [
 ]
 _INSIDE_CONNECTIONS = 32
 """Connections of code inside the sandbox at a time."""
+_INSIDE_GRACE_SECONDS = 5.0
+"""A request of code inside may delay the exit of an idle envd by this."""
 _TASKS_HOST = "5758-"
 """Host names of the task executor's port start with this; its health response differs."""
 Route = Callable[[HttpRequest], Awaitable[None]]
@@ -178,15 +180,15 @@ class Envd:
     def idle_seconds(self) -> float:
         """Return the seconds without requests, processes, watchers and tasks."""
         servers = (self._public, self._control)
-        in_flight = any(d.in_flight for d in (*servers, self._inside))
-        if in_flight or any(self.registry.running()) or self.watchers.count:
+        if any(d.in_flight for d in servers) or any(self.registry.running()) or self.watchers.count:
             return 0.0
         if self.tasks.active:
             return 0.0
         if self.config.is_reserved and not self.context.sandbox_id:
             return 0.0
         now = asyncio.get_running_loop().time()
-        # Not the requests of code inside, which would keep its envd in memory at will.
+        # Not the requests of code inside, which would keep its envd in memory at will: neither
+        # many of them, nor one that never ends.
         return now - max(d.last_active for d in servers)
 
     def close(self) -> None:
@@ -200,8 +202,16 @@ class Envd:
         self.registry.close()
 
     def _close_idle_connections(self) -> bool:
-        servers = (self._public, self._control, self._inside)
-        return all(c.close_if_idle() for d in servers for c in tuple(d.connections))
+        servers = (self._public, self._control)
+        if not all(c.close_if_idle() for d in servers for c in tuple(d.connections)):
+            return False
+        busy = [c for c in tuple(self._inside.connections) if not c.close_if_idle()]
+        limit = self.config.idle_exit_seconds or 0.0
+        if busy and self.idle_seconds() < limit + _INSIDE_GRACE_SECONDS:
+            return False
+        for connection in busy:
+            connection.abort()
+        return True
 
     # -- routing
 

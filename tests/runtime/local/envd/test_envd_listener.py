@@ -4,6 +4,7 @@ import asyncio
 import errno
 import os
 import signal
+import socket
 import subprocess
 from pathlib import Path
 
@@ -47,12 +48,15 @@ class ListenerWorld:
         self.zygote = FakeZygote()
         self.is_full = False
         self.tasks: list[asyncio.Task[None]] = []
+        self.inside: socket.socket | None = None
+        """The socket for code inside the sandbox."""
         self.callers: list[asyncio.StreamWriter] = []
         """Kept, so that the connections stay open."""
         self.listener = EnvdListener(
             self.zygote, self.path,
             open_parts=lambda _parts: ({}, {}), on_change=self._write,
             spawn=lambda _name, work: self.tasks.append(asyncio.create_task(work)),
+            open_inside=lambda: self.inside,
         )  # fmt: skip
 
     def _write(self, _process) -> None:
@@ -119,3 +123,40 @@ async def test_starts_back_off_when_callers_cannot_be_rejected(world):
     world.listener.open()
     await asyncio.sleep(0.5)
     assert world.zygote.forks <= 4
+
+
+async def test_code_inside_the_sandbox_starts_envd_again_and_again_only_with_pauses(
+    world, monkeypatch
+):
+    world.inside = socket.create_server(("127.0.0.1", 0))
+    world.inside.setblocking(False)
+    world.listener.open()
+    with socket.create_connection(world.inside.getsockname()):
+        await eventually(lambda: world.listener.is_serving)
+        assert world.zygote.forks == 1
+        # It ends, and the connection still waits: nothing is started for it alone.
+        world.zygote.kill()
+        await eventually(lambda: not world.listener.is_serving)
+        for _ in range(20):
+            await asyncio.sleep(0)
+        assert not world.listener.is_serving
+        assert world.zygote.forks == 1
+        # Calls of others are served at once.
+        await world.call()
+        await eventually(lambda: world.listener.is_serving)
+        assert world.zygote.forks == 2
+        # After the pause, a connection from inside starts another one.
+        world.zygote.children[1].kill()
+        monkeypatch.setattr(envd_listener, "_INSIDE_SECONDS", 0.0)
+        await eventually(lambda: world.zygote.forks == 3)
+
+
+async def test_a_connection_from_inside_that_waited_long_enough_starts_envd(world, monkeypatch):
+    monkeypatch.setattr(envd_listener, "_INSIDE_SECONDS", 0.2)
+    world.inside = socket.create_server(("127.0.0.1", 0))
+    world.inside.setblocking(False)
+    world.listener.open()
+    with socket.create_connection(world.inside.getsockname()):
+        await eventually(lambda: world.listener.is_serving)
+        world.zygote.kill()
+        await eventually(lambda: world.zygote.forks == 2 and world.listener.is_serving)

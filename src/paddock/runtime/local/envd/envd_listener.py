@@ -38,6 +38,9 @@ PARTS_OF_RUNNING_INIT = ("mntns", "init")
 """The parts that do not exist before init runs."""
 _BACKOFF_SECONDS = (0.0, 0.05, 0.2, 1.0, 5.0)
 """Seconds before a start, by the number of consecutive failures."""
+_INSIDE_SECONDS = 120.0
+"""Seconds between starts that code inside the sandbox causes: all of it may connect. Longer than an
+idle envd runs, so that connections alone do not keep one in memory."""
 
 
 class EnvdListener:
@@ -75,6 +78,9 @@ class EnvdListener:
         """Held until it is passed to an envd."""
         self._pidfd: int | None = None
         self._failures = 0
+        self._inside_at = float("-inf")
+        """When code inside the sandbox last caused a start."""
+        self._inside_timer: asyncio.TimerHandle | None = None
         self._started_at = 0.0
         self._settled = asyncio.Event()
         self._settled.set()
@@ -180,15 +186,32 @@ class EnvdListener:
         if self._listener is None or self._pidfd is not None:
             return
         self._unwatch_sockets()
+        self._loop.add_reader(self._listener.fileno(), self._on_connection)
+        self._watched.append(self._listener.fileno())
+        # A connection waits until another start is allowed, or somebody else causes one.
+        wait = self._inside_at + _INSIDE_SECONDS - self._loop.time()
+        if wait > 0:
+            self._inside_timer = self._loop.call_later(wait, self._watch_inside)
+        else:
+            self._watch_inside()
+
+    def _watch_inside(self) -> None:
         inside = self._inside.get()
-        for each in (self._listener, *((inside,) if inside is not None else ())):
-            self._loop.add_reader(each.fileno(), self._on_connection)
-            self._watched.append(each.fileno())
+        if inside is not None:
+            self._loop.add_reader(inside.fileno(), self._on_inside_connection)
+            self._watched.append(inside.fileno())
 
     def _unwatch_sockets(self) -> None:
         for fd in self._watched:
             self._loop.remove_reader(fd)
         self._watched.clear()
+        if self._inside_timer is not None:
+            self._inside_timer.cancel()
+            self._inside_timer = None
+
+    def _on_inside_connection(self) -> None:
+        self._inside_at = self._loop.time()
+        self._on_connection()
 
     def _on_connection(self) -> None:
         self._unwatch_sockets()

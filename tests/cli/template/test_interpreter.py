@@ -7,6 +7,7 @@ import shlex
 import shutil
 import subprocess
 import tarfile
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -175,3 +176,12 @@ def test_the_template_serves_every_team_only_if_it_belongs_to_the_shared_one() -
         {"spec": {"aliases": aliases, "public": True}},
         {"spec": {"aliases": aliases, "public": False}},
     ]
+
+
+def test_an_installation_from_a_wheel_has_the_lock_files() -> None:
+    """`find` looks for them at share/paddock/requirements if there is no source tree."""
+    root = Path(__file__).parents[3]
+    project = tomllib.loads((root / "pyproject.toml").read_text())
+    files = project["tool"]["setuptools"]["data-files"]["share/paddock/requirements"]
+    assert [Path(name).name for name in files] == list(LOCKS)
+    assert all((root / name).is_file() for name in files)

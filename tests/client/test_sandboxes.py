@@ -2,6 +2,7 @@
 
 import asyncio
 import base64
+import contextlib
 import json
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -337,3 +338,25 @@ async def test_code_that_sends_results_without_end_is_interrupted(
     async with client(running(*[line] * 2000)) as boxes:
         with pytest.raises(Interrupted, match="after 1 MiB of output"):
             await run_code(boxes)
+
+
+async def test_a_response_to_an_upload_without_end_is_not_read() -> None:
+    async def handle(request: web.Request) -> web.StreamResponse:
+        await request.read()
+        response = web.StreamResponse()
+        await response.prepare(request)
+        with contextlib.suppress(ConnectionError):
+            while True:
+                await response.write(b"x" * 10_000)
+        return response
+
+    async with client(handle) as boxes, asyncio.timeout(20):
+        await boxes.write_file(BOX, "/a", b"data")
+
+
+async def test_the_message_of_a_failed_command_is_short() -> None:
+    failed = frame({"error": {"code": "internal", "message": "x" * 1_000_000}}, 2)
+    async with client(streaming(START, failed, commands=[])) as boxes:
+        with pytest.raises(UnavailableError) as caught:
+            await run(boxes)
+    assert len(caught.value.message) < 5000

@@ -29,6 +29,7 @@ MAX_OUTPUT_BYTES = 64 << 20
 """A command or code with more output than that is stopped."""
 MAX_FRAME_BYTES = 16 << 20
 _PARTIAL, _NO_SUCH_RANGE = 206, 416
+_MAX_MESSAGE_BYTES = 4096
 _MAX_LISTED = 50_000
 _END_MARGIN_SECONDS = 10.0
 """envd ends a command at its deadline; after this much more it is given up."""
@@ -187,7 +188,8 @@ class EnvdCalls:
         async with self._calls(box).open(
             "POST", "/files", data=data, params={"path": path}, headers=headers
         ) as response:
-            await response.read()
+            # Not the whole of it: the sandbox may send a response without end.
+            await response.content.read(_MAX_MESSAGE_BYTES)
 
     async def list_files(self, box: OpenSandbox, path: str, *, depth: int) -> list[FoundEntry]:
         """Return the entries of a directory. `InvalidError` if there are too many."""
@@ -235,10 +237,11 @@ async def _next_frame(response: aiohttp.ClientResponse) -> _Frame | None:
 
 
 def _problem(problem: _Problem, command: ShellCommand) -> Exception:
+    message = problem.message[:_MAX_MESSAGE_BYTES]
     if problem.code == "deadline_exceeded":
         return Interrupted(f"killed after {command.seconds:g} s; raise timeout_seconds")
     if problem.code == "not_found":
-        return NotFoundError(problem.message)
+        return NotFoundError(message)
     if problem.code in ("invalid_argument", "unauthenticated", "permission_denied"):
-        return InvalidError(problem.message)
-    return UnavailableError(problem.message or problem.code)
+        return InvalidError(message)
+    return UnavailableError(message or problem.code[:_MAX_MESSAGE_BYTES])

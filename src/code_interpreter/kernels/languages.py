@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from shutil import which
 
-from code_interpreter.kernels import literals
+from code_interpreter.kernels import literals, reseeding
 from code_interpreter.kernels.events import UnknownLanguageError
 from code_interpreter.kernels.literals import SetVariables
 from code_interpreter.settings import Settings
@@ -51,7 +51,7 @@ def languages(settings: Settings) -> dict[str, Language]:
             DEFAULT,
             (settings.python, str(_PYTHON_KERNEL), "{connection}"),
             literals.python,
-            reseed="__import__('sys').modules['code_interpreter.python_kernel.seeds'].reseed();\n",
+            reseed=reseeding.PYTHON,
         ),
         _deno("javascript", "js", deno),
         _deno("typescript", "ts", deno),
@@ -61,14 +61,14 @@ def languages(settings: Settings) -> dict[str, Language]:
             literals.bash,
             aliases=("sh",),
             is_jupyter=False,
-            reseed="RANDOM=$(od -An -N2 -tu2 /dev/urandom)",
+            reseed=reseeding.BASH,
         ),
         Language(
             "r",
             ("/usr/bin/R", "--slave", "-e", "IRkernel::main()", "--args", "{connection}"),
             literals.r,
             loses_output=True,
-            reseed="set.seed(NULL)",
+            reseed=reseeding.R,
             how_to_install="apt-get install r-base-core r-cran-irkernel",
         ),
         Language(
@@ -103,4 +103,5 @@ def _deno(name: str, alias: str, command: tuple[str, ...]) -> Language:
         is_connected_by_tcp=True,
         print_mark='console.log("{mark}")',
         loses_output=True,
+        reseed=reseeding.JAVASCRIPT,
     )

@@ -46,6 +46,25 @@ async def test_variables_of_a_run_are_reset_after_it(contexts) -> None:
     assert shown.printed() == "undefined\n"
 
 
+@pytest.mark.parametrize("language", ["javascript", "typescript"])
+async def test_a_clone_draws_its_own_random_numbers(contexts, language) -> None:
+    async def draw(code: str, generation: str) -> str | None:
+        return (await run(contexts, code, language, generation=generation)).text
+
+    await draw("globalThis.mine = Math.random = () => 0.25", "first")
+    assert await draw("Math.random === mine", "first") == "true"
+    assert await draw("Math.random === mine", "second") == "false"
+    draws = "const n = Array.from({length: 20000}, Math.random); "
+    ranges = "n.every((x) => x >= 0 && x < 1), n.reduce((x, y) => x + y) / n.length"
+    shown = await draw(f"{{ {draws} [new Set(n).size, {ranges}].join() }}", "second")
+    different, are_in_range, mean = (shown or "").strip('"').split(",")
+    assert (different, are_in_range) == ("20000", "true")
+    assert 0.45 < float(mean) < 0.55
+    assert await draw("new Set(crypto.getRandomValues(new Uint32Array(8))).size", "third") == "8"
+    form = "/^[0-9a-f]{8}-[0-9a-f]{4}-4[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}$/"
+    assert await draw(f"{form}.test(crypto.randomUUID())", "third") == "true"
+
+
 async def test_typescript_has_a_context_of_its_own(contexts) -> None:
     code = "interface P { a: number }\nconst p: P = {a: 3}\np.a"
     assert (await run(contexts, code, "ts")).text == "3"

@@ -61,6 +61,7 @@ class InterpreterApi:
         for task in tuple(self._leaving):
             task.cancel()
         await asyncio.gather(*self._leaving, return_exceptions=True)
+        self._freezes.close()
 
     async def _health(self, _: web.Request) -> web.Response:
         if self.problem and not self._contexts.default(None).is_started:
@@ -95,20 +96,20 @@ class InterpreterApi:
         token = request.headers.get("X-Access-Token")
         response = web.StreamResponse(headers={"Content-Type": "application/x-ndjson"})
         await response.prepare(request)
-        with self._freezes.running():
-            run = context.run(
-                RunRequest(
-                    wanted.code,
-                    wanted.env_vars,
-                    self._facts.generation(),
-                    lambda: self._facts.variables(token),
-                )
+        self._freezes.start()
+        run = context.run(
+            RunRequest(
+                wanted.code,
+                wanted.env_vars,
+                self._facts.generation(),
+                lambda: self._facts.variables(token),
             )
-            try:
-                await self._send(response, run)
-            except (asyncio.CancelledError, ConnectionError):
-                self._leave(context, run)
-                raise
+        )
+        try:
+            await self._send(response, run)
+        except (asyncio.CancelledError, ConnectionError):
+            self._leave(context, run)
+            raise
         await response.write_eof()
         return response
 

@@ -2,94 +2,70 @@
 
 A pause of the sandbox ends the connections of its clients, just before it or after it. A run then
 goes on; it is interrupted only if the client itself has left. A frozen process cannot notice that
-it is frozen, but its clock jumps: much more time has passed than it slept and waited for a CPU.
+it is frozen, and neither its clock nor its counters tell a short pause from a busy machine. But
+Linux ends some calls with EINTR when it stops a thread that waits in them, by the freezer or for a
+checkpoint: a receive with a timeout is one of them (signal(7)).
 """
 
 import asyncio
-import contextlib
+import ctypes
+import errno
+import signal
+import socket
+import struct
+import threading
 import time
-from collections.abc import Generator
-from pathlib import Path
-from typing import NamedTuple
 
-_SCHEDSTAT = Path("/proc/thread-self/schedstat")
+_TIMEOUT = struct.pack("ll", 10**6, 0)
+"""Seconds and microseconds. Without a timeout, Linux continues the call instead of ending it."""
 _TICK_SECONDS = 0.1
-_JUMP_SECONDS = 0.15
-"""A tick that is late by more than this, although the process could have run, means a freeze."""
 _GRACE_SECONDS = 1.0
 """A sandbox is frozen within this time after its connections were ended."""
 
 
-class Reading(NamedTuple):
-    """A moment, as the process sees it."""
-
-    clock: float
-    """Seconds."""
-    on_cpu: float
-    """Seconds that the process has run."""
-    waited: float
-    """Seconds that the process was ready to run, but another one had the CPU."""
-
-
-def has_jumped(before: Reading, after: Reading, slept: float) -> bool:
-    """Whether the process was frozen between two readings."""
-    if after.on_cpu < before.on_cpu or after.waited < before.waited:
-        return True  # a restored process counts from 0
-    busy = (after.on_cpu - before.on_cpu) + (after.waited - before.waited)
-    return after.clock - before.clock - busy > slept + _JUMP_SECONDS
-
-
-def read() -> Reading:
-    """Return the present reading."""
-    try:
-        on_cpu, waited, _ = _SCHEDSTAT.read_text().split()
-        return Reading(time.monotonic(), int(on_cpu) / 1e9, int(waited) / 1e9)
-    except (OSError, ValueError):
-        return Reading(time.monotonic(), 0.0, 0.0)
-
-
 class FreezeWatch:
-    """Watches the clock while code runs."""
+    """Notes when the process was frozen. An idle server has no timers: a thread waits."""
 
     def __init__(self) -> None:
-        self._users = 0
-        self._task: asyncio.Task[None] | None = None
-        self._last = read()
         self._frozen_at = float("-inf")
+        self._thread: threading.Thread | None = None
+        self._theirs: socket.socket | None = None
 
-    @contextlib.contextmanager
-    def running(self) -> Generator[None]:
-        """Watch while code runs; an idle server has no timers."""
-        self._users += 1
-        if self._task is None:
-            self._last = read()
-            self._task = asyncio.create_task(self._watch(), name="clock")
-        try:
-            yield
-        finally:
-            self._users -= 1
-            if self._users == 0:
-                self._task.cancel()
-                self._task = None
+    def start(self) -> None:
+        """Begin to watch; without effect if it has begun."""
+        if self._thread is not None:
+            return
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
+        ours.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _TIMEOUT)
+        self._thread = threading.Thread(
+            target=self._watch, args=(ours, theirs), name="freezes", daemon=True
+        )
+        self._thread.start()
+        self._theirs = theirs
+
+    def close(self) -> None:
+        """End the thread."""
+        if self._thread is not None and self._theirs is not None:
+            self._theirs.send(b"end")
+            self._thread.join()
+            self._thread = None
 
     async def was_frozen(self) -> bool:
         """Whether the sandbox was frozen just before now, or is within a moment."""
         began = time.monotonic()
-        with self.running():
-            self._look()
-            while time.monotonic() - began < _GRACE_SECONDS:
-                if self._frozen_at >= began - _GRACE_SECONDS:
-                    return True
-                await asyncio.sleep(_TICK_SECONDS)
-        return self._frozen_at >= began - _GRACE_SECONDS
-
-    async def _watch(self) -> None:
-        while True:
+        # Ticks and not the clock: during a freeze it goes on, and the thread needs a moment after.
+        for _ in range(round(_GRACE_SECONDS / _TICK_SECONDS) + 1):
+            if self._frozen_at >= began - _GRACE_SECONDS:
+                return True
             await asyncio.sleep(_TICK_SECONDS)
-            self._look()
+        return False
 
-    def _look(self) -> None:
-        now = read()
-        if has_jumped(self._last, now, _TICK_SECONDS):
-            self._frozen_at = now.clock
-        self._last = now
+    def _watch(self, ours: socket.socket, theirs: socket.socket) -> None:
+        # Handlers of signals belong to the main thread; here they would look like a freeze.
+        signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+        library = ctypes.CDLL(None, use_errno=True)  # Python itself repeats an interrupted call.
+        word = ctypes.create_string_buffer(8)
+        with ours, theirs:
+            while library.recv(ours.fileno(), word, len(word), 0) < 0:
+                if ctypes.get_errno() == errno.EINTR:
+                    self._frozen_at = time.monotonic()

@@ -252,7 +252,7 @@ class _Pull:
             # After an error the thread ends with its next layer; until then it uses the store.
             await asyncio.wait({unpacking})
             if not unpacking.cancelled() and isinstance(unpacking.exception(), InvalidError):
-                # The same bytes would be refused again; they may be damaged here, not at the registry.
+                # The same bytes would be refused again. They may be damaged only here.
                 for digest in missing:
                     await self._downloads.discard(digest)
         for layer in self._layers.values():

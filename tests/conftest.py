@@ -81,6 +81,7 @@ def pytest_addoption(parser) -> None:
     parser.addoption("--faults-seed", default="1", help="seed of the choices on real time")
     parser.addoption("--load-minutes", default="0.25", help="length of the churn under load")
     parser.addoption("--load-sandboxes", default="60", help="real sandboxes at once")
+    parser.addoption("--interpreters", default="50", help="sandboxes that run code at once")
     parser.addoption("--security-full", action="store_true", help="run attacks in full size")
     parser.addoption("--battery", action="store_true", help="run every attack in all sandboxes")
     parser.addoption("--battery-results", help="append the results of the battery to this file")

@@ -21,7 +21,9 @@ import pytest
 
 from tests.api.kube.kubectl import binaries
 from tests.cli.conftest import PADDOCK, Cli
+from tests.cluster.certificates import Authority
 from tests.leaks import note_node
+from tests.newcomer.blocks import blocks
 from tests.ports import free_ports
 from tests.runtime.local.nodes import traces
 
@@ -433,6 +435,44 @@ def test_a_rotation_applies_without_a_restart_and_prune_deletes_what_nothing_nee
     assert machine.json("keyring", "prune")["deleted"] == [f"seed {before['seed'][0]}"]
     machine("up", "--detach")
     assert machine("sandbox", "exec", new, "echo fine") == "fine\n"
+
+
+def test_the_files_of_the_guide_for_company_networks_reach_sandboxes(
+    machine: Machine, tmp_path: Path
+) -> None:
+    """The page's own text; only the file of the CA is another one."""
+    page = "docs/how-to/company-networks.md"
+    proxy, mirror = (block.text for block in blocks(page) if block.language == "toml")
+    file, own = tmp_path / "paddock.toml", str(Authority(tmp_path).path)
+    assert "/etc/ssl/corp-ca.pem" in proxy
+    file.write_text(proxy.replace("/etc/ssl/corp-ca.pem", own))
+    machine("up", "--detach")
+    box = machine("sandbox", "create", "--timeout", "1800").strip()
+
+    def restarted() -> None:
+        # As on the page: sandboxes keep running.
+        machine("down")
+        machine("--config", str(file), "up", "--detach")
+
+    def shows(command: str, wanted: str) -> None:
+        until(lambda: machine.run("sandbox", "exec", box, command).stdout == wanted)
+
+    restarted()
+    settings = tomllib.loads(proxy)
+    shows("printenv HTTP_PROXY HTTPS_PROXY", f"{settings['sandbox_http_proxy']}\n" * 2)
+    shows("printenv PIP_INDEX_URL", f"{settings['sandbox_pip_index']}\n")
+    shows("printenv NPM_CONFIG_REGISTRY", f"{settings['sandbox_npm_registry']}\n")
+    excepted = machine("sandbox", "exec", box, "printenv NO_PROXY").strip().split(",")
+    assert set(settings["sandbox_no_proxy"].split(",")) <= set(excepted)
+    shows("cat /etc/paddock/ca.pem", Path(own).read_text())
+    mirrors = machine("sandbox", "exec", box, "cat /etc/apt/sources.list* 2>/dev/null; true")
+    assert settings["sandbox_apt_mirror"] in mirrors
+
+    file.write_text(mirror)
+    restarted()
+    index = tomllib.loads(mirror)["sandbox_pip_index"]
+    shows("printenv PIP_INDEX_URL HTTP_PROXY", f"{index}\n")
+    shows("printenv PIP_TRUSTED_HOST", "host.paddock.internal\n")
 
 
 def test_purge_refuses_a_directory_that_is_not_paddocks(machine: Machine) -> None:

@@ -2,7 +2,7 @@
 
 A mark is an HTML comment, which readers of the page do not see:
 
-    <!-- walk: skip REASON: TEST -->   before a block: it is not run, TEST covers it
+    <!-- walk: skip REASON: TESTS -->  before a block: it is not run, TESTS (file::test, …) do
     <!-- walk: exit 1 -->              before a block: its exit code
     <!-- walk: types yes -->           before a block: the answer to its question
     <!-- walk: file NAME -->           before a block: it is a file that a later block uses
@@ -44,7 +44,7 @@ class Block:
 
     @property
     def skip(self) -> tuple[str, str] | None:
-        """The reason why the block is not run, and the test that covers it."""
+        """The reason why the block is not run, and the tests that run what it shows."""
         if "skip" not in self.marks:
             return None
         reason, _, test = self.marks["skip"].rpartition(": ")

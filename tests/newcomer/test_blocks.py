@@ -1,6 +1,9 @@
 """Every block of README and the how-to guides is run, or names the test that covers it."""
 
+import ast
 import re
+from functools import cache
+from pathlib import Path
 
 import pytest
 
@@ -16,8 +19,32 @@ from tests.newcomer.blocks import (
 RUN = {"sh", "console", "python", "js", "yaml"}
 REASONS = re.compile(
     r"needs (systemd|a cluster|a company network|more machines|an outside registry|another start"
-    r"|a language model)\b"
+    r"|a language model)\b|downloads a package\b"
 )
+
+
+@cache
+def functions_of(file: Path) -> frozenset[str]:
+    """Return the names of the tests that a file defines."""
+    nodes = ast.parse(file.read_text()).body
+    functions = (ast.FunctionDef, ast.AsyncFunctionDef)
+    return frozenset(
+        node.name for node in nodes if isinstance(node, functions) and node.name.startswith("test_")
+    )
+
+
+def missing(tests: str) -> list[str]:
+    """Return the tests of a mark, separated by commas, that are not `file::test` of this tree."""
+    found: list[str] = []
+    for test in tests.split(", "):
+        file, _, name = test.partition("::")
+        if (
+            not file.endswith(".py")
+            or not (ROOT / file).is_file()
+            or name not in functions_of(ROOT / file)
+        ):
+            found.append(test)
+    return found
 
 
 @pytest.mark.parametrize("page", pages())
@@ -28,9 +55,19 @@ def test_every_block_is_run_or_names_its_reason_and_its_test(page: str) -> None:
             assert block.language in RUN, f"{block.place}: the walk cannot run {block.language!r}"
         if block.skip is None:
             continue
-        reason, test = block.skip
+        reason, tests = block.skip
         assert REASONS.match(reason), f"{block.place}: {reason!r} is not a reason"
-        assert (ROOT / test).exists(), f"{block.place}: {test} does not exist"
+        assert not missing(tests), f"{block.place}: {missing(tests)} is not a test, file::test"
+
+
+def test_a_mark_names_a_test_and_not_only_its_file() -> None:
+    here = "tests/newcomer/test_blocks.py"
+    own = f"{here}::test_a_mark_names_a_test_and_not_only_its_file"
+    assert missing(own) == []
+    assert missing(f"{own}, {own}") == []
+    for wrong in (here, f"{here}::", f"{here}::missing", "scripts/test", f"{own}_x", "tests::x"):
+        assert missing(wrong) == [wrong]
+        assert missing(f"{own}, {wrong}") == [wrong]
 
 
 def test_programs_for_frameworks_are_those_that_are_tested() -> None:

@@ -10,13 +10,22 @@ from typing import Any
 
 import pytest
 import pytest_asyncio
+import yaml
 
 from paddock.app.wiring.tls import webhook
 from paddock.cli.kube.manifests import manifests
 from paddock.cli.kube.options import KubeOptions
+from paddock.resources import codec
+from paddock.resources.kinds.sandbox import Sandbox, SandboxSpec
+from paddock.resources.kinds.template import SandboxTemplate
+from paddock.resources.meta import ObjectMeta
+from paddock.resources.tokens import TokenSeed
+from paddock.runtime.blueprint import blueprint
+from paddock.runtime.kubernetes.pods.render import PodSettings, claim_names, render
 from paddock.settings import Settings
 from tests.cluster.certificates import Authority
 from tests.cluster.info import ClusterInfo, RefusedError
+from tests.newcomer.blocks import blocks
 from tests.ports import free_ports
 
 pytestmark = [pytest.mark.kubernetes, pytest.mark.timeout(180)]
@@ -176,6 +185,30 @@ async def test_an_unsupported_pause_strategy_is_refused(world: World) -> None:
     done = await world.apply(template)
     assert done.returncode != 0
     assert "spec.pauseStrategy: pods cannot store their memory; use Freeze" in done.stderr
+
+
+async def test_the_template_of_the_guide_is_accepted_and_its_pod_is_as_it_says(
+    world: World,
+) -> None:
+    [text] = [
+        block.text for block in blocks("docs/how-to/kubernetes.md") if block.language == "yaml"
+    ]
+    page = yaml.safe_load(text)
+    done = await world.apply(page)
+    assert done.returncode == 0, done.stderr
+    path = f"/apis/paddock.dev/v1alpha1/namespaces/{world.namespace}/sandboxtemplates/python"
+    stored = codec.from_builtins(SandboxTemplate, await world.ask("GET", path))
+    sandbox = Sandbox(
+        metadata=ObjectMeta(name="box", namespace=world.namespace, uid="u1"),
+        spec=SandboxSpec(template=stored.spec),
+    )
+    wanted = blueprint(sandbox, stored.spec, TokenSeed(b"seed"), checkpoint_id=None)
+    pod = render(wanted, PodSettings(agent_image="paddock"), control_hash="").spec
+    given = page["spec"]["podTemplate"]["spec"]
+    assert {name: pod[name] for name in given} == given
+    main = next(item for item in pod["containers"] if item["name"] == "sandbox")
+    assert main["image"] == "python:3.13"
+    assert [claim.removesuffix("-box") for claim in claim_names(wanted).values()] == ["home"]
 
 
 async def test_writes_of_paddock_are_not_sent_to_the_webhook(world: World) -> None:

@@ -9,7 +9,14 @@ import pytest
 
 from tests.installation import Installation
 from tests.runtime.local.images import builders
-from tests.runtime.local.images.registry.servers import Registry, push, registry
+from tests.runtime.local.images.registry.servers import (
+    PASSWORD,
+    USER,
+    Registry,
+    basic_auth,
+    push,
+    registry,
+)
 from tests.runtime.local.images.small_roots import ubuntu_root
 from tests.sdk.clients import NODE_CLIENTS, SCRIPTS, python_of, results_of
 
@@ -29,12 +36,27 @@ def mirror(tmp_path_factory: pytest.TempPathFactory) -> Generator[Registry]:
 
 
 @pytest.fixture(scope="session")
-def installation(mirror: Registry) -> Generator[Installation]:
+def private(tmp_path_factory: pytest.TempPathFactory) -> Generator[Registry]:
+    """A registry that gives `team/tools:1` to one user only."""
+    directory = tmp_path_factory.mktemp("private")
+    root = builders.tar_of(ubuntu_root(directory / "ubuntu"), directory / "ubuntu.tar")
+    config = {"Env": ["PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"]}
+    layout = builders.oci_layout(directory / "layout", (root.read_bytes(),), config=config)
+    with registry(directory, auth=basic_auth(directory)) as running:
+        push(layout, running, "team/tools:1", "--dest-creds", f"{USER}:{PASSWORD}")
+        yield running
+
+
+@pytest.fixture(scope="session")
+def installation(mirror: Registry, private: Registry) -> Generator[Installation]:
     if os.geteuid() != 0:
         pytest.skip("sandboxes with checkpoints need root")
     with asyncio.Runner() as runner:
         paddock = Installation(
-            pool_size=4, registry_mirrors=f"docker.io={mirror.url}", mcp_template="base"
+            pool_size=4,
+            registry_mirrors=f"docker.io={mirror.url}",
+            registry_private_hosts=private.host,
+            mcp_template="base",
         )
         runner.run(paddock.__aenter__())
         try:
@@ -44,7 +66,7 @@ def installation(mirror: Registry) -> Generator[Installation]:
 
 
 @pytest.fixture(scope="session")
-def environment(installation: Installation) -> dict[str, str]:
+def environment(installation: Installation, private: Registry) -> dict[str, str]:
     """The environment of a client: its settings, and no others of E2B or Paddock."""
     ours = ("E2B", "PADDOCK")
     kept = {name: value for name, value in os.environ.items() if not name.startswith(ours)}
@@ -53,6 +75,8 @@ def environment(installation: Installation) -> dict[str, str]:
         "E2B_API_URL": installation.url,
         "E2B_SANDBOX_URL": installation.url,
         "NODE_CLIENTS": str(NODE_CLIENTS),
+        "PRIVATE_IMAGE": f"{private.host}/team/tools:1",
+        "PRIVATE_LOGIN": f"{USER}:{PASSWORD}",
     }
 
 

@@ -22,6 +22,7 @@ from mcp.client.streamable_http import streamable_http_client
 from mcp_types import CallToolResult, TextContent
 
 from tests.installation import Installation
+from tests.newcomer.blocks import blocks
 from tests.runtime.local.nodes import eventually
 
 pytestmark = [pytest.mark.sdk, pytest.mark.timeout(480)]
@@ -82,6 +83,22 @@ async def api(installation: Installation, method: str, path: str, body: Any = No
 async def is_paused(installation: Installation, sandbox_id: str) -> bool:
     shown = await api(installation, "GET", f"/sandboxes/{sandbox_id}")
     return shown["state"] == "paused"
+
+
+async def test_the_program_of_the_guide_runs(installation: Installation) -> None:
+    [program] = [block.text for block in blocks("docs/how-to/mcp.md") if block.language == "python"]
+    assert "http://localhost:3000" in program
+    done = await asyncio.create_subprocess_exec(
+        sys.executable,
+        "-c",
+        program.replace("http://localhost:3000", installation.url),
+        env=environment(installation),
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    out, problem = await done.communicate()
+    assert done.returncode == 0, problem.decode()
+    assert out.startswith(b"Linux "), out
 
 
 @TRANSPORTS

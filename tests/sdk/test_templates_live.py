@@ -3,8 +3,13 @@
 They name `ubuntu:22.04`, which a mirror of Docker Hub has here, and `e2bdev/base`.
 """
 
+import json
+import subprocess
+
 import pytest
 
+from tests.api.e2b.test_template_builds import AWS, AWS_IMAGE
+from tests.newcomer.blocks import blocks
 from tests.sdk.clients import (
     NEWEST,
     NODE,
@@ -60,3 +65,21 @@ def live_results(environment: dict[str, str]):
 def test_a_live_test_of_e2b_passes(live_results, flavour: str, case: str) -> None:
     outcome = live_results(flavour)[case]
     assert outcome["problem"] is None, outcome["problem"]
+
+
+def test_the_aws_example_of_the_guide_is_what_the_api_accepts() -> None:
+    """No AWS answers here: what the SDK sends is compared with what the API is tested with."""
+    found = [block.text for block in blocks("docs/how-to/templates.md")]
+    [example] = [text for text in found if "from_aws_registry" in text]
+    program = f"from e2b import Template\nprint(Template.to_json({example.strip()}))"
+    done = subprocess.run(
+        [python_of(NEWEST), "-c", program], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    sent = json.loads(done.stdout)
+    assert sent["fromImage"] == AWS_IMAGE
+    assert sent["fromImageRegistry"].keys() == AWS.keys()
+    assert [sent["fromImageRegistry"][name] for name in ("type", "awsRegion")] == [
+        AWS["type"],
+        AWS["awsRegion"],
+    ]

@@ -34,6 +34,7 @@ from tests.scenario.paddock import World, paddock
 pytestmark = pytest.mark.looptime
 HASH = "a" * 64
 ZERO = "00000000-0000-0000-0000-000000000000"
+AWS_IMAGE = "123456789012.dkr.ecr.eu-west-1.amazonaws.com/tools:1"
 AWS = {
     "type": "aws",
     "awsAccessKeyId": "AKIDEXAMPLE",
@@ -359,7 +360,7 @@ async def test_credentials_of_a_registry_are_not_stored() -> None:
 
 
 async def test_aws_keys_are_accepted_for_registries_of_their_region_and_not_stored() -> None:
-    image = "123456789012.dkr.ecr.eu-west-1.amazonaws.com/tools:1"
+    image = AWS_IMAGE
     async with paddock(pool_size=0) as world:
         client = await red(world)
         build = await client.request("app")

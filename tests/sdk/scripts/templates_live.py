@@ -179,6 +179,20 @@ def run_command_as_a_user_that_does_not_exist():
 
 
 @check
+def an_image_of_a_private_registry_needs_its_password():
+    image, login = os.environ["PRIVATE_IMAGE"], os.environ["PRIVATE_LOGIN"]
+    user, _, password = login.partition(":")
+    for wrong in ({}, {"username": user, "password": "wrong"}):
+        error = expect(BuildException, build, Client().skip_cache().from_image(image, **wrong))
+        assert "access denied" in str(error), str(error)
+        assert password not in str(error)
+    template = Client().skip_cache().from_image(image, username=user, password=password)
+    _, logs = build(template.run_cmd("echo made from $(. /etc/os-release; echo $ID)"))
+    assert any("made from ubuntu" in line for line in logs), logs
+    assert not any(password in line for line in logs), logs
+
+
+@check
 def tags_are_assigned_and_removed():
     name = new_name()
     made, _ = build(Client().from_base_image(), f"{name}:v1-{uuid.uuid4()}")

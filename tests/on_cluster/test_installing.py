@@ -544,6 +544,7 @@ def released(helm: str, empty_cluster: ClusterInfo) -> Iterator[Callable[..., st
 PLACE = ("-n", "paddock-system")
 CRDS = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
 SECRET = "/api/v1/namespaces/paddock-system/secrets/paddock"
+GATEWAYS = "/apis/apps/v1/namespaces/paddock-system/deployments/paddock-gateway"
 POOL = "/apis/paddock.dev/v1alpha1/namespaces/default/sandboxpools/base"
 
 
@@ -565,6 +566,14 @@ def test_the_chart_installs_upgrades_and_uninstalls_cleanly(
 
     released("upgrade", str(CHART))
     assert empty_cluster.request("GET", SECRET)["data"]["seed"] == seed, "tokens stay valid"
+    service = "/api/v1/namespaces/paddock-system/services/paddock"
+    assert _ports(empty_cluster.request("GET", service)) == [80]
+    # As in the guide: TLS later, with the values of before.
+    released("upgrade", str(CHART), "--set", "gateway.replicas=4")
+    released("upgrade", str(CHART), "--reuse-values", "--set", "tls.enabled=true")
+    assert _ports(empty_cluster.request("GET", service)) == [443]
+    assert empty_cluster.request("GET", GATEWAYS)["spec"]["replicas"] == 4
+    assert empty_cluster.request("GET", SECRET)["data"]["seed"] == seed
     released("uninstall")
     deployments = "/apis/apps/v1/namespaces/paddock-system/deployments"
     assert not empty_cluster.request("GET", deployments)["items"]
@@ -576,6 +585,10 @@ def test_the_chart_installs_upgrades_and_uninstalls_cleanly(
     again = empty_cluster.request("GET", POOL)
     assert again["metadata"]["uid"] == pool["metadata"]["uid"], "people's pools stay theirs"
     assert again["spec"]["replicas"] == 7
+
+
+def _ports(service: dict[str, Any]) -> list[int]:
+    return [port["port"] for port in service["spec"]["ports"]]
 
 
 def _replace(info: ClusterInfo, path: str, body: dict[str, Any]) -> None:

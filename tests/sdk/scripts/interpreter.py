@@ -272,10 +272,8 @@ def a_run_wakes_a_hibernated_sandbox_with_its_variables():
     box = Sandbox.create(lifecycle=WAKES, metadata=HIBERNATE)
     with ending(box):
         text(box, VARIABLES)
-        text(box, "const x = 6", language="js")
         box.pause()
         assert text(box, HAS_THEM) == "('ab', 4)"
-        assert text(box, "x * 7", language="js") == "42"
 
 
 def _goes_on(box):
@@ -347,6 +345,18 @@ threading.Thread(target=draw).start()
 
 
 @check
+def forks_of_a_javascript_kernel_keep_its_state_and_draw_their_own_numbers():
+    box = Sandbox.create()
+    with ending(box):
+        text(box, "const kept = 6; Math.random()", language="js")
+        forks = box.fork(count=2)
+        with ending(*forks):
+            assert [text(fork, "kept * 7", language="js") for fork in forks] == ["42"] * 2
+            draw = "[Math.random(), crypto.getRandomValues(new Uint32Array(1))[0]].join()"
+            _all_differ([text(each, draw, language="js") for each in (box, *forks)])
+
+
+@check
 def sandboxes_of_the_warm_pool_draw_their_own_numbers():
     boxes = [Sandbox.create() for _ in range(3)]
     with ending(*boxes):
@@ -354,7 +364,7 @@ def sandboxes_of_the_warm_pool_draw_their_own_numbers():
 
 
 def _all_differ(drawn):
-    rows = [json.loads("[" + row.strip("()[]\n ") + "]") for row in drawn]
+    rows = [json.loads("[" + row.strip('()[]"\n ') + "]") for row in drawn]
     for column in zip(*rows, strict=True):
         assert len(set(column)) == len(rows), drawn
 

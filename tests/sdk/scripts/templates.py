@@ -1,7 +1,6 @@
 """Checks of template builds with E2B's synchronous Python SDK against a whole installation."""
 
 import contextlib
-import os
 import tempfile
 import time
 import uuid
@@ -107,11 +106,8 @@ def a_second_build_takes_its_layers_from_the_cache():
     mark = uuid.uuid4().hex
     template = Template().from_image("base").run_cmd(f"echo {mark} > mark").set_envs({"A": mark})
     build(template, name)
-    started = time.monotonic()
     _, logs = build(template, name)
-    seconds = time.monotonic() - started
     assert any(line.startswith("CACHED ") and "RUN" in line for line in logs), logs
-    assert seconds < float(os.environ.get("CACHED_SECONDS", "5")), seconds
     _, logs = build(template, name, skip_cache=True)
     assert not any(line.startswith("CACHED ") and "RUN" in line for line in logs), logs
 

@@ -18,6 +18,8 @@ from cryptography.hazmat.primitives.asymmetric import ec, utils
 
 from tests.ports import free_port
 
+_STARTS_WITHIN_SECONDS = 120.0
+"""A bound for a registry that hangs; other tests may keep the machine busy."""
 USER, PASSWORD = "alice", "secret of alice"
 
 
@@ -188,7 +190,8 @@ def _encoded(data: bytes) -> str:
 
 
 def _wait_for(url: str, process: subprocess.Popen[bytes]) -> None:
-    for _ in range(200):
+    until = time.monotonic() + _STARTS_WITHIN_SECONDS
+    while time.monotonic() < until:
         if _answers(url):
             return
         if process.poll() is not None:

@@ -5,7 +5,7 @@
     <root>/layers/accounts-<id>/  users that an image lacks; see `accounts`
     <root>/layers/.new-*        being unpacked; `collect` removes those left by a crash
 
-    <root>/imports/             what running imports need; see `imports`
+    <root>/imports/             what running imports need; see `layers/imports`
 
 A complete layer is renamed to its id. Equal layers are stored once. What a failed import has
 unpacked is unused, and removed as such.
@@ -15,20 +15,18 @@ import contextlib
 import fcntl
 import gzip
 import lzma
-import os
 import shutil
 import tarfile
 import uuid
 import zlib
-from collections.abc import Callable, Collection, Generator, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from pathlib import Path
-from typing import IO, cast
 
 import msgspec
 from msgspec import structs
 
 from paddock.kit.clock import Clock, SystemClock
-from paddock.kit.errors import InvalidError, NotFoundError, UnavailableError
+from paddock.kit.errors import InvalidError, NotFoundError
 from paddock.runtime.local.images import base
 from paddock.runtime.local.images.access import granted, layers_of_team, may_replace
 from paddock.runtime.local.images.accounts import plan_accounts, write_layer
@@ -36,16 +34,13 @@ from paddock.runtime.local.images.archive import (
     Blobs,
     Bundle,
     DirectoryBlobs,
-    HashingReader,
-    LayerStoredError,
     NotAnImageError,
     TarBlobs,
     embedded_name,
-    open_layer,
     read_bundle,
 )
 from paddock.runtime.local.images.debian.recipe import BUILT_IN, Recipe, built_in
-from paddock.runtime.local.images.imports import RunningImport, RunningImports
+from paddock.runtime.local.images.layers.directory import CountedBlobs, LayerDirectory, locked
 from paddock.runtime.local.images.limits import (
     ImageLimits,
     ImportBudget,
@@ -71,12 +66,10 @@ from paddock.runtime.local.images.rootfs import (
     disk_use,
     is_rootfs_tar,
 )
-from paddock.runtime.local.images.unpack import unpack_layer
 from paddock.runtime.local.storage.btrfs_ioctl import sync_tree
 from paddock.runtime.local.storage.reserve import DiskReserve
 from paddock.wire.bounded_tar import BoundedTarInfo
 
-_TEMPORARY = ".new-"
 _CHECKSUM_PREFIX = "sha256-"
 """Start of the ids of layers that are named after their checksum."""
 
@@ -99,14 +92,11 @@ class ImageStore:
         self._reserve = reserve
         self._limits = limits or ImageLimits()
         self._refs = ImageRefs(root / "refs")
-        self._layers = root / "layers"
-        self._lock = root / "lock"
+        self._layers = LayerDirectory(root)
         self._refs_lock = root / "refs.lock"
         self._base_cache = base_cache
         self._clock = clock or SystemClock()
         self._built_in_images: dict[str, Image] = {}
-        self._layers.mkdir(parents=True, exist_ok=True, mode=0o700)
-        self._imports = RunningImports(root / "imports")
 
     def resolve(self, reference: str) -> Image:
         """Return an image that can be mounted. Raises `NotFoundError`."""
@@ -182,9 +172,9 @@ class ImageStore:
         budget = self._budget(source)
         count_directory(source, budget)
         budget.check_reserve(budget.content_bytes)
-        with self.keeping_layers(), self._new_layer() as fresh:
+        with self.keeping_layers(), self._layers.new() as fresh:
             copy_tree(source, fresh)
-            layer = self._store_layer(fresh, f"dir-{uuid.uuid4().hex}")
+            layer = self._layers.store(fresh, f"dir-{uuid.uuid4().hex}")
             return self._save((name,), (layer,), config or ImageConfig())
 
     def add_rootfs_tar(
@@ -194,7 +184,7 @@ class ImageStore:
         name = canonical_name(reference)
         with self.keeping_layers(), source.open("rb") as raw:
             budget = self._budget(source)
-            layer = self._unpack(SingleBlob(raw), "", expected=None, budget=budget, owner="")
+            layer = self._layers.unpack(SingleBlob(raw), "", expected=None, budget=budget, owner="")
             return self._save((name,), (layer,), config or ImageConfig())
 
     def add_archive(
@@ -220,7 +210,7 @@ class ImageStore:
         """Add a second name to an image."""
         image = self.resolve(reference)
         layers = tuple(
-            path.name if path.parent == self._layers else str(path) for path in image.layers
+            path.name if path.parent == self._layers.path else str(path) for path in image.layers
         )
         return self._save((canonical_name(new_reference),), layers, image.config)
 
@@ -231,12 +221,12 @@ class ImageStore:
     def unused_layers(self, in_use: Collection[Path] = ()) -> frozenset[str]:
         """Return the layers that no image, sandbox or running import uses."""
         # In this order: what an import has ended with is found among the images.
-        stored = os.listdir(self._layers)
-        importing = self._imports.needed(stored, _TEMPORARY)
+        stored = self._layers.names()
+        importing = self._layers.importing(stored)
         kept = tuple(self._refs.all())
         keep = {layer for manifest in kept for layer in (*manifest.layers, manifest.accounts)}
-        keep |= {path.name for path in in_use if path.parent == self._layers}
-        return frozenset(stored) - keep - importing
+        keep |= {path.name for path in in_use if path.parent == self._layers.path}
+        return stored - keep - importing
 
     def collect(
         self, in_use: Collection[Path] = (), *, only: Collection[str] | None = None
@@ -245,14 +235,14 @@ class ImageStore:
 
         None are removed while layers are read, or a directory is copied (`keeping_layers`).
         """
-        with self._lock.open("w") as lock, contextlib.suppress(BlockingIOError):
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        with self._layers.removing() as is_free:
+            if not is_free:
+                return ()
             unused = self.unused_layers(in_use)
             removed = tuple(sorted(unused if only is None else unused & set(only)))
             for name in removed:
-                shutil.rmtree(self._layers / name)
+                shutil.rmtree(self._layers.path / name)
             return removed
-        return ()
 
     @property
     def refs(self) -> ImageRefs:
@@ -291,11 +281,11 @@ class ImageStore:
 
     def has_layer(self, digest: str) -> bool:
         """Whether a layer with this checksum is stored, whoever may use it."""
-        return (self._layers / layer_id(digest)).is_dir()
+        return self._layers.has(layer_id(digest))
 
     def stored_layers(self, team: str | None) -> frozenset[str]:
         """Return the checksums of the layers that a team may use; `None` is the operator."""
-        known = frozenset(os.listdir(self._layers))
+        known = self._layers.names()
         if team is not None:
             known &= layers_of_team(self._refs.all(), team)
         return frozenset(
@@ -325,7 +315,7 @@ class ImageStore:
             on_bytes=on_bytes,
         )
         return self._import_bundle(
-            _CountedBlobs(blobs, budget),
+            CountedBlobs(blobs, budget),
             bundle,
             tuple(map(canonical_name, names)),
             budget,
@@ -347,7 +337,7 @@ class ImageStore:
             return self._name(granted(manifest, teams), (version, reference))
 
     def _name(self, manifest: Manifest, names: Iterable[str]) -> Image:
-        """Give a pulled version its names, of which the last one is that of its tag.
+        """Write a pulled version by its names, of which the last one is that of its tag.
 
         A tag that everyone may use keeps its version until everyone may use the new one. So a team
         with credentials takes no image away from others; it uses the name of the version.
@@ -387,7 +377,7 @@ class ImageStore:
     ) -> Image:
         bundle = read_bundle(blobs, wanted=wanted, machine=this_platform().architecture)
         name = canonical_name(reference) if reference else embedded_name(bundle)
-        known = frozenset(os.listdir(self._layers))
+        known = self._layers.names()
         return self._import_bundle(blobs, bundle, (name,), budget, known=known)
 
     def _import_bundle(
@@ -400,71 +390,17 @@ class ImageStore:
         known: frozenset[str],
         origin: PulledFrom | None = None,
     ) -> Image:
-        with self._importing(bundle) as running:
+        with self._layers.import_of(bundle) as running:
             layers: list[str] = []
             for blob, diff_id in zip(bundle.layers, bundle.diff_ids, strict=True):
                 layer = layer_id(diff_id)
-                if layer not in known or not (self._layers / layer).is_dir():
-                    layer = self._unpack(
+                if layer not in known or not self._layers.has(layer):
+                    layer = self._layers.unpack(
                         blobs, blob, expected=diff_id, budget=budget, owner=running.id
                     )
                 layers.append(layer)
             with self.keeping_layers():
                 return self._save(names, tuple(layers), bundle.config, origin)
-
-    @contextlib.contextmanager
-    def _importing(self, bundle: Bundle) -> Generator[RunningImport, None, None]:
-        """Keep the layers of an image until the end of the block."""
-        with self.keeping_layers():
-            running = self._imports.begin(map(layer_id, bundle.diff_ids))
-        try:
-            yield running
-        finally:
-            running.end()
-
-    def _unpack(
-        self, blobs: Blobs, blob: str, *, expected: str | None, budget: ImportBudget, owner: str
-    ) -> str:
-        try:
-            return self._unpack_blob(blobs, blob, expected=expected, budget=budget, owner=owner)
-        except LayerStoredError:
-            # Another import was faster.
-            if not (self._layers / (layer := layer_id(expected or ""))).is_dir():
-                raise UnavailableError(f"layer {blob} was removed during the import") from None
-            return layer
-
-    def _unpack_blob(
-        self, blobs: Blobs, blob: str, *, expected: str | None, budget: ImportBudget, owner: str
-    ) -> str:
-        # Opened first: that may take as long as a download.
-        with open_layer(blobs, blob) as stream, self._new_layer(owner) as fresh:
-            hashing = HashingReader(stream, budget)
-            unpack_layer(cast("IO[bytes]", hashing), fresh, budget)
-            if expected is not None and hashing.digest != expected:
-                raise InvalidError(
-                    f"layer {blob} is damaged: its checksum is {hashing.digest}, not {expected}"
-                )
-            return self._store_layer(fresh, layer_id(hashing.digest))
-
-    @contextlib.contextmanager
-    def _new_layer(self, owner: str = "") -> Generator[Path, None, None]:
-        """Yield a temporary directory; it is removed unless it was renamed.
-
-        `owner` is a running import; other callers hold the lock of `keeping_layers`.
-        """
-        fresh = self._layers / f"{_TEMPORARY}{owner}{uuid.uuid4().hex}"
-        fresh.mkdir(mode=0o755)
-        try:
-            yield fresh
-        finally:
-            shutil.rmtree(fresh, ignore_errors=True)
-
-    def _store_layer(self, fresh: Path, name: str) -> str:
-        with contextlib.suppress(OSError):
-            fresh.rename(self._layers / name)
-        if not (self._layers / name).is_dir():
-            raise NotFoundError(f"the layer {name} could not be stored")
-        return name
 
     def _save(
         self,
@@ -484,7 +420,7 @@ class ImageStore:
         )
         manifest = self._completed(decode_manifest(msgspec.json.encode(manifest), origin=names[0]))
         # A manifest on the disk says that its layers are there, also after a power failure.
-        sync_tree(self._layers)
+        sync_tree(self._layers.path)
         with self._writing_refs():
             return self._name(manifest, names)
 
@@ -493,10 +429,10 @@ class ImageStore:
         plan = plan_accounts(MergedTree([self._layer_path(layer) for layer in manifest.layers]))
         if not plan.entries:
             return structs.replace(manifest, facts=plan.facts)
-        if not (self._layers / plan.layer_id).is_dir():
-            with self._new_layer() as fresh:
+        if not self._layers.has(plan.layer_id):
+            with self._layers.new() as fresh:
                 write_layer(plan, fresh)
-                self._store_layer(fresh, plan.layer_id)
+                self._layers.store(fresh, plan.layer_id)
         return structs.replace(manifest, facts=plan.facts, accounts=plan.layer_id)
 
     def _write(self, manifest: Manifest) -> Image:
@@ -540,42 +476,12 @@ class ImageStore:
         return image
 
     def _layer_path(self, layer: str) -> Path:
-        return Path(layer) if layer.startswith("/") else self._layers / layer
+        return Path(layer) if layer.startswith("/") else self._layers.path / layer
 
     def keeping_layers(self) -> contextlib.AbstractContextManager[None]:
         """Return a lock that blocks `collect`: until a manifest is written, or layers are read."""
-        return _locked(self._lock, fcntl.LOCK_SH)
+        return self._layers.keeping()
 
     def _writing_refs(self) -> contextlib.AbstractContextManager[None]:
         """Return a lock for reading a manifest and writing it changed."""
-        return _locked(self._refs_lock, fcntl.LOCK_EX)
-
-
-@contextlib.contextmanager
-def _locked(path: Path, how: int) -> Generator[None, None, None]:
-    """Hold the lock of a file, against other threads and processes."""
-    with path.open("w") as lock:
-        fcntl.flock(lock, how)
-        yield
-
-
-class _CountedBlobs:
-    """Blobs of a registry, counted as packed bytes when they are opened.
-
-    The manifest is not believed: nobody verifies the sizes of layers that are not downloaded.
-    """
-
-    def __init__(self, blobs: Blobs, budget: ImportBudget) -> None:
-        self._blobs = blobs
-        self._budget = budget
-
-    def read(self, name: str) -> bytes:
-        return self._blobs.read(name)
-
-    def open(self, name: str) -> IO[bytes]:
-        stream = self._blobs.open(name)
-        self._budget.add_packed(os.fstat(stream.fileno()).st_size)
-        return stream
-
-    def has(self, name: str) -> bool:
-        return self._blobs.has(name)
+        return locked(self._refs_lock, fcntl.LOCK_EX)

@@ -249,7 +249,8 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """
     registry_mirrors: str = ""
     """Mirrors of registries, which are tried first: `host=URL`, separated by commas, such as
-    `docker.io=https://mirror.example`. Several mirrors of a host are tried in their order."""
+    `docker.io=https://mirror.example`. Several mirrors of a host are tried in their order. A
+    mirror gets the user and password of its URL, if it has any, and never those of the registry."""
     registry_plain_hosts: str = ""
     """Registries that are reached by HTTP without TLS, `host` or `host:port`, separated by commas.
     Those on loopback addresses always are."""

@@ -5,6 +5,7 @@ import json
 import shutil
 import urllib.request
 from pathlib import Path
+from urllib.parse import quote
 
 import pytest
 
@@ -165,6 +166,28 @@ async def test_a_registry_with_tokens_gets_one_for_the_repository(
                 await make_puller().pull(private, credentials=wrong, team="t")
             identity = RegistryCredentials(identity_token="identity")
             assert (await make_puller().pull(private, credentials=identity, team="t")).is_new
+    finally:
+        await runner.cleanup()
+
+
+@pytest.mark.parametrize("kind", ["password", "token"])
+async def test_a_mirror_gets_the_password_of_its_url(
+    make_puller: MakePuller, tmp_path: Path, kind: str
+) -> None:
+    """Or its token server does, and the mirror gets the token only."""
+    directory, name = tmp_path / "mirror", "library/private"
+    tokens = TokenServer(tmp_path / "tokens")
+    runner = await tokens.serve()
+    auth = tokens.auth if kind == "token" else basic_auth(directory)
+    layout = builders.oci_layout(tmp_path / "layout", LAYERS)
+    try:
+        with registry(directory, auth=auth) as mirror:
+            await asyncio.to_thread(
+                push, layout, mirror, f"{name}:1", "--dest-creds", f"{USER}:{PASSWORD}"
+            )
+            url = mirror.url.replace("//", f"//{quote(USER)}:{quote(PASSWORD)}@")
+            settings = RegistrySettings(private=ANYWHERE, mirrors=parse_mirrors(f"docker.io={url}"))
+            assert (await make_puller(settings).pull("private:1", team="t")).is_new
     finally:
         await runner.cleanup()
 

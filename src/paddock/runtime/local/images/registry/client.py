@@ -27,7 +27,7 @@ from paddock.runtime.local.images.registry.guard import PrivateAddressError, ref
 from paddock.runtime.local.images.registry.manifests import MANIFEST_TYPES
 from paddock.runtime.local.images.registry.reference import ImageReference
 from paddock.runtime.local.images.registry.session import GuardedSession
-from paddock.runtime.local.images.registry.settings import RegistrySettings
+from paddock.runtime.local.images.registry.settings import RegistrySettings, without_login
 from paddock.runtime.local.images.registry.tokens import TokenSource
 from paddock.runtime.port import RegistryCredentials
 
@@ -80,14 +80,13 @@ class RegistryClient:
     ) -> None:
         self._reference = reference
         self._settings = settings
+        *mirrors, registry = settings.endpoints(reference)
         # A mirror does not get the credentials of the registry.
-        self._endpoints = settings.endpoints(reference)
+        logins = [*map(without_login, mirrors), (registry, credentials)]
+        self._endpoints = tuple(endpoint for endpoint, _ in logins)
         self._session = GuardedSession(settings)
         self._tokens = {
-            endpoint: TokenSource(
-                self._session, settings, credentials if endpoint == self._endpoints[-1] else None
-            )
-            for endpoint in self._endpoints
+            endpoint: TokenSource(self._session, settings, login) for endpoint, login in logins
         }
 
     async def __aenter__(self) -> "RegistryClient":

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from pathlib import Path
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit, urlunsplit
 
 from msgspec import Struct, structs
 
@@ -13,6 +13,7 @@ from paddock.runtime.local.images.registry.reference import (
     is_loopback,
     server_of,
 )
+from paddock.runtime.port import RegistryCredentials
 
 ANY_HOST = "*"
 
@@ -73,6 +74,17 @@ def parse_mirrors(setting: str) -> dict[str, tuple[str, ...]]:
 def parse_hosts(setting: str) -> frozenset[str]:
     """Parse hosts that are separated by commas."""
     return frozenset(filter(None, (part.strip().lower() for part in setting.split(","))))
+
+
+def without_login(url: str) -> tuple[str, RegistryCredentials | None]:
+    """Return the URL of a mirror without the user and password in it, and these."""
+    parts = urlsplit(url)
+    login, at, host = parts.netloc.rpartition("@")
+    if not at:
+        return url, None
+    user, _, password = login.partition(":")
+    found = RegistryCredentials(host=host, username=unquote(user), password=unquote(password))
+    return urlunsplit(parts._replace(netloc=host)), found
 
 
 def _name(host: str) -> str:

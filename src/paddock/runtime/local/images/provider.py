@@ -1,21 +1,31 @@
 """Images for sandboxes: those of the store, and those of registries, pulled on demand.
 
 A name that the store has without a digest (built or imported here) and the names of built-in images
-never cause a network call. Concurrent requests for one image share a pull (a *flight*). It goes on
-when its callers are gone, so that the next call finds the image or joins.
+never cause a network call. Concurrent requests of a team for one image share a pull (a *flight*).
+It goes on when its callers are gone, so that the next call finds the image or joins; one that still
+waits for its turn is withdrawn. What needs no credentials is pulled once for all teams: the flight
+of a team that has its turn follows the one that pulls. So nobody waits in the queue of another
+team, or fails by its share.
 """
 
 import asyncio
 import contextlib
 import hashlib
 import logging
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import msgspec
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from paddock.kit.clock import Clock
-from paddock.kit.errors import ImageMissingError, InvalidError, NotFoundError, UnavailableError
+from paddock.kit.errors import (
+    ImageMissingError,
+    InvalidError,
+    NotFoundError,
+    QuotaExceededError,
+    RateLimitedError,
+    UnavailableError,
+)
 from paddock.kit.logs import fields
 from paddock.resources.kinds.template import ImagePullPolicy
 from paddock.runtime.local.images.access import may_use
@@ -33,6 +43,13 @@ _MAX_SECONDS = 3600.0
 """Of one pull; a registry may send slowly for ever."""
 
 
+_RETRY_SECONDS = 10.0
+_UNNEEDED_SECONDS = 60.0
+"""How long a pull waits for its turn after its last caller has left: callers ask repeatedly."""
+_MAX_FLIGHTS = 100
+"""Pulls of a team at a time, with those that wait for their turn."""
+
+
 class ImageRequest(Struct, frozen=True, kw_only=True):
     """The arguments of `Runtime.ensure_image`."""
 
@@ -45,17 +62,43 @@ class ImageRequest(Struct, frozen=True, kw_only=True):
 class _Flight:
     """A pull in progress."""
 
-    def __init__(self, request: ImageRequest, since: float) -> None:
+    def __init__(self, key: tuple[str, str, str], request: ImageRequest, since: float) -> None:
+        """`key`: the image, the team, and a fingerprint of the credentials."""
+        self.key = key
         self.request = request
         self.since = since
-        self.is_waiting = True
+        self.is_pulling = False
+        self.leader: _Flight | None = None
+        """The flight of another team that pulls the image."""
+        self._waiters = 0
+        """Calls that need the result."""
+        self._unneeded: asyncio.TimerHandle | None = None
         self.layers: dict[str, LayerProgress] = {}
         self.task: asyncio.Task[ReadyImage] | None = None
+
+    def add_waiter(self) -> None:
+        """Count a call that needs the result."""
+        self._waiters += 1
+        if self._unneeded is not None:
+            self._unneeded.cancel()
+
+    def remove_waiter(self, withdraw: Callable[[], None]) -> None:
+        """Count a call no more. If no other comes, `withdraw` is called a while after the last."""
+        self._waiters -= 1
+        if not self._waiters and self.task is not None and not self.task.done():
+            loop = asyncio.get_running_loop()
+            self._unneeded = loop.call_later(_UNNEEDED_SECONDS, withdraw)
 
     def show(self, layer: LayerProgress) -> None:
         """Record the progress of a layer."""
         if layer.state != "present":
             self.layers[layer.digest] = layer
+
+    @property
+    def image(self) -> tuple[str, str]:
+        """What flights of several teams have in common; credentials are of one team."""
+        name, team, login = self.key
+        return (name, f"{team}\0{login}" if login else "")
 
     @property
     def done_bytes(self) -> int:
@@ -64,13 +107,14 @@ class _Flight:
 
     def report(self, now: float) -> ImagePull:
         """Return the progress of all layers together."""
+        pulling = self.leader or self
         return ImagePull(
             reference=self.request.reference,
             team=self.request.team,
-            done_bytes=self.done_bytes,
-            total_bytes=sum(layer.total_bytes for layer in self.layers.values()),
+            done_bytes=pulling.done_bytes,
+            total_bytes=sum(layer.total_bytes for layer in pulling.layers.values()),
             seconds=now - self.since,
-            is_waiting=self.is_waiting,
+            is_waiting=not pulling.is_pulling,
         )
 
 
@@ -125,7 +169,14 @@ class ImageProvider:
                 f"image {request.reference!r} is not on this node, and its pull policy is Never",
                 hint="pull it with `paddock image pull`, or use the policy IfNotPresent",
             )
-        return await asyncio.shield(self._join(request))
+        flight = self._join(request)
+        if flight.task is None:
+            raise UnavailableError("the pull has not begun")
+        flight.add_waiter()
+        try:
+            return await asyncio.shield(flight.task)
+        finally:
+            flight.remove_waiter(lambda: self._withdraw(flight))
 
     def pulls(self) -> tuple[ImagePull, ...]:
         """Return the pulls in progress."""
@@ -182,28 +233,71 @@ class ImageProvider:
         identity = content_identity(manifest) if manifest is not None else ""
         return ReadyImage(reference=image, identity=identity, location=self._node_name)
 
-    def _join(self, request: ImageRequest) -> asyncio.Task[ReadyImage]:
+    def _join(self, request: ImageRequest) -> _Flight:
+        """Return the flight of the team for an image; start it if there is none."""
         reference = parse_reference(request.reference)
         login = _login_for(reference.host, request.credentials)
-        # What is pulled without credentials is for all teams.
-        key = (reference.name, request.team if login else "", _fingerprint(login))
+        key = (reference.name, request.team, _fingerprint(login))
         flight = self._flights.get(key)
-        if flight is None or flight.task is None:
-            flight = self._flights[key] = _Flight(request, self._clock.monotonic())
-            flight.task = asyncio.create_task(self._pull(flight, login))
-            flight.task.add_done_callback(lambda task: self._end(key, task))
-        return flight.task
+        if flight is None:
+            if sum(team == request.team for _, team, _ in self._flights) >= _MAX_FLIGHTS:
+                raise RateLimitedError(
+                    f"image {request.reference} is not pulled yet: team '{request.team}' has "
+                    f"{_MAX_FLIGHTS} pulls on this machine",
+                    retry_after_seconds=_RETRY_SECONDS,
+                )
+            flight = self._flights[key] = _Flight(key, request, self._clock.monotonic())
+            flight.task = asyncio.create_task(self._fly(flight, login))
+            flight.task.add_done_callback(lambda task: self._end(flight, task))
+        return flight
 
-    def _end(self, key: tuple[str, str, str], task: asyncio.Task[ReadyImage]) -> None:
-        del self._flights[key]
+    def _withdraw(self, flight: _Flight) -> None:
+        """Cancel a flight that still waits for its turn: nobody needs the result."""
+        if flight.task is not None and not flight.is_pulling and flight.leader is None:
+            self._forget(flight)
+            flight.task.cancel()
+
+    def _forget(self, flight: _Flight) -> None:
+        if self._flights.get(flight.key) is flight:
+            del self._flights[flight.key]
+
+    def _end(self, flight: _Flight, task: asyncio.Task[ReadyImage]) -> None:
+        self._forget(flight)
         if not task.cancelled() and (problem := task.exception()) is not None:
-            log.warning("image not pulled", extra=fields(image=key[0], reason=str(problem)))
+            image = flight.request.reference
+            log.warning("image not pulled", extra=fields(image=image, reason=str(problem)))
+
+    async def _fly(self, flight: _Flight, login: RegistryCredentials | None) -> ReadyImage:
+        """Pull the image, or follow the team that pulls it without credentials, as this one."""
+        request, may_follow = flight.request, login is None
+        while True:
+            flight.leader = self._leader(flight) if may_follow else None
+            if flight.leader is None:
+                async with self._heavy_work.turn(HeavyKind.PULL, request.team, request.reference):
+                    flight.leader = self._leader(flight) if may_follow else None
+                    if flight.leader is None:
+                        flight.is_pulling = True
+                        return await self._pull(flight, login)
+            if (task := flight.leader.task) is not None:
+                try:
+                    found = await asyncio.shield(task)
+                    return structs.replace(found, reference=request.reference, pulled_bytes=0)
+                except (QuotaExceededError, asyncio.CancelledError):
+                    # Its share is full, or it was cancelled. Unless this flight was.
+                    if not task.done():
+                        raise
+            may_follow = False
+
+    def _leader(self, flight: _Flight) -> _Flight | None:
+        """Return the flight of another team that pulls the same image."""
+        for other in self._flights.values():
+            if other is not flight and other.is_pulling and other.image == flight.image:
+                return other
+        return None
 
     async def _pull(self, flight: _Flight, login: RegistryCredentials | None) -> ReadyImage:
         request = flight.request
-        async with self._heavy_work.turn(HeavyKind.PULL, request.team, request.reference):
-            flight.is_waiting = False
-            pulled = await self._pull_bounded(flight, login)
+        pulled = await self._pull_bounded(flight, login)
         seconds = self._clock.monotonic() - flight.since
         size = flight.done_bytes if pulled.is_new else 0
         log.info(

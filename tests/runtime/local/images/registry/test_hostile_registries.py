@@ -1,6 +1,7 @@
 """A registry cannot make the puller reach, store or reveal what it should not."""
 
 import asyncio
+import contextlib
 import gzip
 import hashlib
 import json
@@ -106,8 +107,17 @@ def _nothing_is_left(store: ImageStore, directory: Path) -> None:
     assert layers == []
 
 
+def _sizes_of_parts(directory: Path) -> list[int]:
+    """Return the sizes of interrupted downloads."""
+    found = [0]
+    for part in (directory / "downloads").rglob("*.part"):
+        with contextlib.suppress(FileNotFoundError):
+            found.append(part.stat().st_size)
+    return found
+
+
 async def test_an_interrupted_download_continues_where_it_stopped(
-    bad: Misbehaving, make_puller: MakePuller, monkeypatch: pytest.MonkeyPatch
+    bad: Misbehaving, make_puller: MakePuller, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(download, "_BACKOFF_SECONDS", (0.0,))
     bad.layers[0] = gzip.compress(LAYERS[0], 0) + gzip.compress(b"\0" * 400_000, 0)
@@ -128,7 +138,8 @@ async def test_an_interrupted_download_continues_where_it_stopped(
         await response.write(data[start : start + 150_000])
         if start + 150_000 < len(data):
             assert request.transport is not None
-            await asyncio.sleep(0.02)  # until the bytes are sent
+            while max(_sizes_of_parts(tmp_path)) < start + 150_000:
+                await asyncio.sleep(0.01)
             request.transport.close()
         return response
 
@@ -154,7 +165,6 @@ async def test_a_server_without_ranges_is_read_from_the_start_again(
         await response.write(data[:20] if attempts == 1 else data)
         if attempts == 1:
             assert request.transport is not None
-            await asyncio.sleep(0.02)
             request.transport.close()
         return response
 

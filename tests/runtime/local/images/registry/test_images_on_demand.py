@@ -1,11 +1,13 @@
 """A missing image of a sandbox is pulled: once, within limits, and for the right teams."""
 
 import asyncio
+import contextlib
 import os
 import random
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,12 +17,16 @@ from paddock.kit.errors import (
     ForbiddenError,
     ImageMissingError,
     NotFoundError,
+    QuotaExceededError,
+    RateLimitedError,
     UnavailableError,
 )
 from paddock.resources.kinds.template import ImagePullPolicy
+from paddock.runtime.local.images import provider as provider_module
 from paddock.runtime.local.images.provider import ImageProvider, ImageRequest
-from paddock.runtime.local.images.registry.puller import Puller
+from paddock.runtime.local.images.registry.puller import PulledImage, Puller
 from paddock.runtime.local.images.registry.settings import ANY_HOST, RegistrySettings, parse_mirrors
+from paddock.runtime.local.images.registry.team_share import PullShares
 from paddock.runtime.local.images.store import ImageStore
 from paddock.runtime.local.node.heavy_work import HeavyLimits, HeavyWork
 from paddock.runtime.local.storage.reserve import DiskReserve
@@ -47,14 +53,18 @@ def make_provider(store: ImageStore, tmp_path: Path) -> MakeProvider:
     """Return a function that creates a provider of images for the store."""
 
     def make(
-        settings: RegistrySettings | None = None, reserve: DiskReserve | None = None
+        settings: RegistrySettings | None = None,
+        reserve: DiskReserve | None = None,
+        slots: HeavyLimits | None = None,
+        shares: PullShares | None = None,
     ) -> ImageProvider:
-        work = HeavyWork(HeavyLimits.of_settings(), clock.system())
+        work = HeavyWork(slots or HeavyLimits.of_settings(), clock.system())
         puller = Puller(
             store,
             tmp_path / "downloads",
             settings or RegistrySettings(private=frozenset({ANY_HOST})),
             reserve=reserve,
+            shares=shares,
         )
         return ImageProvider(store, puller, work, clock.system(), node_name="here")
 
@@ -114,13 +124,124 @@ async def test_a_caller_that_leaves_does_not_stop_the_pull(
 ) -> None:
     provider, name = make_provider(), f"{server.host}/app:1"
     leaving = asyncio.create_task(ensure(provider, name))
-    while not provider.pulls():
+    while not any(not pull.is_waiting for pull in provider.pulls()):
         await asyncio.sleep(0)
     leaving.cancel()
     [pull] = provider.pulls()
     assert (pull.reference, pull.team) == (name, "a")
     await ensure(provider, name)
     assert provider.pulls() == ()
+
+
+class Busy:
+    """A provider whose team `busy` has all its slots in use, by a pull that waits for its test."""
+
+    def __init__(self, provider: ImageProvider, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.provider = provider
+        self.reached, self.go_on = asyncio.Event(), asyncio.Event()
+        pull = Puller.pull
+
+        async def slow(puller: Puller, text: str, **options: Any) -> PulledImage:
+            if text.endswith("/slow:1"):
+                self.reached.set()
+                await self.go_on.wait()
+            return await pull(puller, text, **options)
+
+        monkeypatch.setattr(Puller, "pull", slow)
+
+    async def begin(self, host: str) -> None:
+        self.task = asyncio.create_task(ensure(self.provider, f"{host}/slow:1", "busy"))
+        await self.reached.wait()
+
+    async def end(self) -> None:
+        self.go_on.set()
+        with contextlib.suppress(NotFoundError):
+            await self.task
+
+
+ONE_EACH = HeavyLimits(total=8, per_team=1)
+
+
+async def test_a_team_does_not_wait_in_the_queue_of_another_one(
+    server: Registry, make_provider: MakeProvider, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    provider, name = make_provider(slots=ONE_EACH), f"{server.host}/app:1"
+    busy = Busy(provider, monkeypatch)
+    await busy.begin(server.host)
+    waiting = asyncio.create_task(ensure(provider, name, "busy"))
+    while len(provider.pulls()) < 2:
+        await asyncio.sleep(0)
+    assert (await ensure(provider, name, "free")).digest
+    assert not waiting.done()
+    await busy.end()
+    assert (await waiting).digest
+
+
+async def test_a_pull_that_waits_is_withdrawn_with_its_last_caller(
+    server: Registry, make_provider: MakeProvider, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    provider, name = make_provider(slots=ONE_EACH), f"{server.host}/app:1"
+    busy = Busy(provider, monkeypatch)
+    await busy.begin(server.host)
+    callers = [asyncio.create_task(ensure(provider, name, "busy")) for _ in range(2)]
+    while len(provider.pulls()) < 2:
+        await asyncio.sleep(0)
+    callers[0].cancel()
+    await asyncio.wait(callers[:1])
+    assert len(provider.pulls()) == 2
+    # Callers ask again and again: for a moment there may be none.
+    callers[1].cancel()
+    await asyncio.wait(callers)
+    joined, join = asyncio.Event(), ImageProvider._join  # type: ignore[attr-defined]
+
+    def noted(provider: ImageProvider, request: ImageRequest) -> object:
+        joined.set()
+        return join(provider, request)
+
+    monkeypatch.setattr(ImageProvider, "_join", noted)
+    again = asyncio.create_task(ensure(provider, name, "busy"))
+    await joined.wait()
+    assert len(provider.pulls()) == 2
+    monkeypatch.setattr(provider_module, "_UNNEEDED_SECONDS", 0.0)
+    again.cancel()
+    while len(provider.pulls()) > 1:
+        await asyncio.sleep(0)
+    await busy.end()
+    with pytest.raises(ImageMissingError):
+        provider.find(name, team="busy")
+
+
+async def test_the_pulls_of_a_team_are_bounded_and_those_of_others_go_on(
+    server: Registry, make_provider: MakeProvider, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(provider_module, "_MAX_FLIGHTS", 2)
+    provider = make_provider(slots=ONE_EACH)
+    busy = Busy(provider, monkeypatch)
+    await busy.begin(server.host)
+    waiting = asyncio.create_task(ensure(provider, f"{server.host}/app:1", "busy"))
+    while len(provider.pulls()) < 2:
+        await asyncio.sleep(0)
+    with pytest.raises(RateLimitedError, match="team 'busy' has 2 pulls"):
+        await ensure(provider, f"{server.host}/app:zstd", "busy")
+    assert (await ensure(provider, f"{server.host}/app:zstd", "free")).digest
+    await busy.end()
+    await waiting
+
+
+async def test_a_team_whose_share_is_full_stops_no_pull_of_others(
+    server: Registry, store: ImageStore, make_provider: MakeProvider, tmp_path: Path
+) -> None:
+    """Another team waits for the same pull, which counts for the first one."""
+    layer = builders.tar(builders.entry("own", random.randbytes(300_000)))
+    push(builders.oci_layout(tmp_path / "first", (layer,)), server, "shared:1")
+    shares = PullShares(store, 1_000_000, lambda _team, _bytes: None)
+    shares.add("full", "other", 900_000)
+    provider, name = make_provider(shares=shares), f"{server.host}/shared:1"
+    full, other = await asyncio.gather(
+        *(ensure(provider, name, team) for team in ("full", "other")), return_exceptions=True
+    )
+    assert isinstance(full, QuotaExceededError)
+    assert isinstance(other, ReadyImage)
 
 
 async def test_a_moved_tag_is_followed_with_the_policy_always_only(

@@ -282,9 +282,12 @@ class ImageProvider:
                 try:
                     found = await asyncio.shield(task)
                     return structs.replace(found, reference=request.reference, pulled_bytes=0)
-                except (QuotaExceededError, asyncio.CancelledError):
-                    # Its share is full, or it was cancelled. Unless this flight was.
-                    if not task.done():
+                except QuotaExceededError:
+                    pass  # the share of the other team is full
+                except asyncio.CancelledError:
+                    # The other flight was cancelled, unless this one was.
+                    own = asyncio.current_task()
+                    if own is None or own.cancelling() or not task.cancelled():
                         raise
             may_follow = False
 

@@ -159,6 +159,22 @@ class Busy:
             await self.task
 
 
+async def test_closing_ends_pulls_and_those_that_follow_them(
+    server: Registry, make_provider: MakeProvider, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    provider = make_provider()
+    busy = Busy(provider, monkeypatch)
+    await busy.begin(server.host)
+    following = asyncio.create_task(ensure(provider, f"{server.host}/slow:1", "other"))
+    while len(provider.pulls()) < 2 or any(pull.is_waiting for pull in provider.pulls()):
+        await asyncio.sleep(0)
+    busy.reached.clear()
+    await provider.close()
+    assert not busy.reached.is_set()
+    results = await asyncio.gather(busy.task, following, return_exceptions=True)
+    assert [type(result) for result in results] == [asyncio.CancelledError] * 2
+
+
 ONE_EACH = HeavyLimits(total=8, per_team=1)
 
 

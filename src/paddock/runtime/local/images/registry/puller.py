@@ -108,7 +108,7 @@ class Puller:
         async with RegistryClient(reference, settings, credentials) as client:
             top = await client.manifest(reference.wanted)
             version = reference.version(top.digest).name
-            before = self._store.digest_of(reference.name)
+            before = await asyncio.to_thread(self._store.digest_of, reference.name)
             name = version if reference.digest else reference.name
             image = await asyncio.to_thread(self._store.add_version, version, name, teams)
             if image is not None:

@@ -228,6 +228,19 @@ def test_the_holes_of_a_sparse_file_count_as_if_they_were_written(tmp_path: Path
         unpack_layer(io.BytesIO(sparse_tar(tmp_path, form, 200 << 20)), tmp_path / "full", full)
 
 
+def test_a_long_list_of_parts_of_a_sparse_file_is_refused_before_it_is_in_memory(tmp_path: Path):
+    numbers = b"2000000\n" + b"0\n" * 4_000_000
+    member, data = entry("file", numbers + bytes(-len(numbers) % 512))
+    member.pax_headers = {
+        "GNU.sparse.major": "1",
+        "GNU.sparse.minor": "0",
+        "GNU.sparse.name": "file",
+        "GNU.sparse.realsize": "10",
+    }
+    with pytest.raises(InvalidError, match="a sparse file has a list of over"):
+        unpack(tar((member, data)), tmp_path / "root")
+
+
 @pytest.mark.parametrize(
     "sparse", [[(0, 20)], [(5, 5), (0, 5)], [(0, 5), (3, 5)], [(-1, 2)], [(2, -1)]]
 )

@@ -99,6 +99,11 @@ def _free_ports() -> dict[str, int]:
     return dict(zip(_CHANNELS, ports, strict=True))
 
 
+def end() -> None:
+    """End the threads of all connections, and close the sockets that are still open."""
+    zmq.asyncio.Context.instance().destroy(linger=0)
+
+
 def prepare(directory: Path) -> None:
     """Create the directory of the sockets, for this user only."""
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)

@@ -104,6 +104,7 @@ class Contexts:
         self._is_closed = True
         self._contexts.clear()
         await asyncio.gather(*(context.close() for context in contexts))
+        connection.end()
 
     def _new(self, language: Language, cwd: str, *, is_warm: bool = False) -> Context:
         if self._is_closed:

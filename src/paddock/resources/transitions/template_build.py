@@ -63,11 +63,15 @@ def with_build_status(template: SandboxTemplate, build: TemplateBuild) -> Sandbo
 
 
 def restricted(base: SandboxTemplateSpec, template: SandboxTemplate) -> SandboxTemplateSpec:
-    """Return what sandboxes of a build start from, with the restrictions of its template."""
+    """Return what sandboxes of a build start from, with the restrictions of its template.
+
+    They also use its proxies and mirrors, where it has any: it may reach nothing without them.
+    """
     return structs.replace(
         base,
         network=_network(template.spec, base),
         privileges=_stricter(template.spec, base),
+        outbound=template.spec.outbound or base.outbound,
     )
 
 

@@ -1,5 +1,6 @@
 """Images that nobody needs make room when the disk is full; needed ones and their layers stay."""
 
+import asyncio
 import os
 import shutil
 import threading
@@ -10,6 +11,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import IO
 
+import msgspec
 import pytest
 from msgspec import structs
 
@@ -19,6 +21,9 @@ from paddock.runtime.local.images.eviction import ImageEviction
 from paddock.runtime.local.images.model import PulledFrom
 from paddock.runtime.local.images.provider import known_names
 from paddock.runtime.local.images.store import ImageStore
+from paddock.runtime.local.node.process import Node
+from paddock.runtime.local.sandbox.checkpoint_records import CheckpointRecord, CheckpointRecords
+from paddock.runtime.port import Blueprint, StoredCheckpoint
 from tests.runtime.local.images import builders
 
 HOUR = 3600.0
@@ -187,6 +192,50 @@ def test_layers_of_deleted_images_are_removed_unless_a_sandbox_has_them(
     sweeper.sweep(())
     sweeper.sweep(())
     assert not used.exists()
+
+
+async def test_a_snapshot_a_sandbox_and_warm_stock_keep_their_layers(
+    store: ImageStore, pull: Callable[[str, float], Path], tmp_path: Path
+) -> None:
+    """No image names the layers any more, and the sandbox of the snapshot is gone."""
+    names = ("snapshot:1", "sandbox:1", "warm:1", "nobody:1")
+    snapshot, sandbox, warm, nobody = (pull(name, -600.0) for name in names)
+    context = SimpleNamespace(
+        settings=SimpleNamespace(state=tmp_path),
+        storage=SimpleNamespace(checkpoints=lambda: ("cp",), has_checkpoint=lambda _: True),
+        run_in_thread=asyncio.to_thread,
+    )
+    (tmp_path / "checkpoints").mkdir()
+    stored = StoredCheckpoint(
+        id="cp",
+        source_uid="gone",
+        has_memory=False,
+        size_bytes=0,
+        created_at=SystemClock().now(),
+        image="snapshot:1",
+    )
+    record = CheckpointRecord(
+        stored=stored,
+        layers=(str(snapshot),),
+        blueprint=Blueprint(uid="gone", image="snapshot:1"),
+        is_started=True,
+    )
+    (tmp_path / "checkpoints" / "cp.json").write_bytes(msgspec.json.encode(record))
+    living = SimpleNamespace(record=SimpleNamespace(layers=(str(sandbox),)))
+    node = SimpleNamespace(
+        hibernation=SimpleNamespace(records=CheckpointRecords(context)),  # type: ignore[arg-type]
+        lifecycle=SimpleNamespace(
+            by_uid={"box": living}, warm_stock=SimpleNamespace(layers={str(warm)})
+        ),
+    )
+    in_use = await Node._layers_in_use(node)  # type: ignore[arg-type]
+    sweeper = eviction(store, tmp_path)
+    for name in names:
+        store.delete(name)
+    for _ in range(2):
+        sweeper.sweep(in_use)
+    kept = (snapshot.exists(), sandbox.exists(), warm.exists(), nobody.exists())
+    assert kept == (True, True, True, False)
 
 
 def test_what_a_killed_import_has_left_is_removed(store: ImageStore, tmp_path: Path) -> None:

@@ -50,7 +50,11 @@ def template() -> None:
 @click.option(
     "--tag", "-t", "tags", multiple=True, help="Give the build this tag.  [default: default]"
 )
-@click.option("--no-cache", is_flag=True, help="Run every step, even if its layer is cached.")
+@click.option(
+    "--no-cache",
+    is_flag=True,
+    help="Run every step, even if its layer is cached, and ask for the base image again.",
+)
 @click.option(
     "--start-command",
     help="Start this command after the steps; empty for none.  [default: ENTRYPOINT and CMD]",

@@ -88,6 +88,13 @@ class CheckpointRecords:
         """Remove what an interrupted attempt has left of a checkpoint. Blocks on the disk."""
         self._context.storage.delete_checkpoint(checkpoint_id)
 
+    async def discard_incomplete(self, checkpoint_id: str) -> None:
+        """Remove what an interrupted attempt has left: files of another moment than the memory that
+        is stored next.
+        """
+        if self._context.storage.has_checkpoint(checkpoint_id):
+            await self._context.run_in_thread(self.discard, checkpoint_id)
+
     def remove(self, checkpoint_id: str) -> None:
         """Remove the record; an unknown id is no error."""
         self._path(checkpoint_id).unlink(missing_ok=True)

@@ -201,9 +201,7 @@ class Hibernation:
             sandbox.expect(*wanted, doing="stored with its memory" if memory else "stored")
             if memory and sandbox.record.state in UP:
                 self._ensure_room("store the memory of", sandbox)
-            if self._context.storage.has_checkpoint(checkpoint_id):
-                # Of an attempt that was interrupted: files of an earlier moment than the memory.
-                await self._context.run_in_thread(self.records.discard, checkpoint_id)
+            await self.records.discard_incomplete(checkpoint_id)
             await self._store(sandbox, checkpoint_id, checkpointer)
             record = await self.records.write(
                 sandbox, checkpoint_id, has_memory=memory, created_at=self._lifecycle.clock.now()

@@ -170,16 +170,20 @@ class Installation:
                 env=self.environment | {key: str(value) for key, value in environment.items()},
             )
 
-    async def start_node(self) -> None:
+    async def start_node(self, prelude: str = "") -> None:
+        """Start the node and wait until it serves; `prelude` is a program in its process."""
         socket_path = self.directory / "run" / "node.sock"
         settings = load(environ=self.environment)
         settings.run.mkdir(exist_ok=True)
         outbound_settings.write_node_file(settings)
         image_settings.write_node_file(settings)
-        self._start(
+        module = "paddock.runtime.local.node.process"
+        main = f"import sys; from {module} import main; sys.exit(main(sys.argv[1:]))"
+        self._spawn(
             "node",
             [
-                *("paddock.runtime.local.node.process", "--state", str(self.node_state)),
+                *(sys.executable, *(("-c", f"{prelude}\n{main}") if prelude else ("-m", module))),
+                *("--state", str(self.node_state)),
                 *("--socket", str(socket_path), "--network", str(self._number)),
                 *("--outbound", str(outbound_settings.node_file(settings))),
                 *("--images", str(image_settings.node_file(settings)), "--purge-on-exit"),

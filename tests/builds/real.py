@@ -83,6 +83,9 @@ class Builder:
     async def end(self, build: Mapping[str, Any]) -> dict[str, Any]:
         """Wait until a build has ended, and return its status."""
         ended = await self.until(build, lambda status: status.get("phase") in ("Ready", "Failed"))
+        # The last lines of the log are written after the status, unless a client reads them.
+        template, name = ended["spec"]["templateName"], ended["metadata"]["name"]
+        await self.paddock.api("GET", f"/templates/{template}/builds/{name}/status")
         return ended["status"]
 
     async def build(self, template: str, *steps: Mapping[str, Any], **spec: Any) -> dict[str, Any]:

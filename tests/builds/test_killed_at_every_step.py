@@ -12,21 +12,14 @@ import signal
 import time
 import uuid
 from collections.abc import AsyncGenerator
-from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import aiohttp
 import pytest
 import pytest_asyncio
 
-from paddock.controllers.template_build.retention import REPLACED_FOR, unneeded_layers
-from paddock.resources import codec
-from paddock.resources.kinds.checkpoint import Checkpoint, CheckpointPhase
-from paddock.resources.kinds.template import SandboxTemplate
-from paddock.resources.kinds.template_build import LABEL_LAYER, TemplateBuild
-from paddock.resources.meta import R
-from paddock.runtime.local.driver import LocalRuntime
 from tests.builds.kill_points import DELETION, FAILURE, SUCCESS, prelude
+from tests.builds.leftovers import nothing_is_left
 from tests.builds.real import API, Builder, run
 from tests.faults.clients import replayed_by, seed_of
 from tests.installation import Installation
@@ -40,8 +33,6 @@ pytestmark = [
     pytest.mark.skipif(os.geteuid() != 0, reason="sandboxes with checkpoints need root"),
 ]
 SERVER = "exec python3 -m http.server 8000 --directory /home/user"
-ORPHANS_SECONDS = 100
-"""The janitor needs two sweeps, half a minute apart, for what only the node has."""
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -171,41 +162,3 @@ async def serves(builder: Builder, template: str) -> None:
         assert await builder.paddock.call(box, 8000, "/steps") == (200, b"step 1\nstep 2\n")
     finally:
         await builder.paddock.api("DELETE", f"/sandboxes/{box.id}")
-
-
-async def nothing_is_left(builder: Builder) -> None:
-    """No sandbox of a build is left, and each stored layer can be used again or is removed."""
-    await builder.no_sandboxes()
-    paddock = builder.paddock
-    layers = await eventually(lambda: _settled_layers(paddock), seconds=60, pause=0.2)
-    unneeded = unneeded_layers(
-        layers,
-        await _all(paddock, SandboxTemplate),
-        await _all(paddock, TemplateBuild),
-        now=datetime.now(UTC) + REPLACED_FOR + timedelta(seconds=1),
-    )
-    kept = [layer for layer in layers if layer not in unneeded]
-    keys = [layer.metadata.labels[LABEL_LAYER] for layer in kept]
-    assert len(set(keys)) == len(keys), "the cleanup keeps two layers for one step"
-    node = LocalRuntime(paddock.directory / "run" / "node.sock")
-
-    async def same() -> bool:
-        stored = {layer.metadata.uid for layer in await _all(paddock, Checkpoint)}
-        return {item.id for item in await node.checkpoints()} <= stored
-
-    try:
-        await eventually(same, seconds=ORPHANS_SECONDS, pause=0.5)
-    finally:
-        node.close()
-
-
-async def _settled_layers(paddock: Installation) -> list[Checkpoint]:
-    """Return all layers, or none while one is still being stored."""
-    found = [one for one in await _all(paddock, Checkpoint) if LABEL_LAYER in one.metadata.labels]
-    ends = (CheckpointPhase.SUCCEEDED, CheckpointPhase.FAILED)
-    return found if all(layer.status.phase in ends for layer in found) else []
-
-
-async def _all(paddock: Installation, kind: type[R]) -> list[R]:
-    found = await paddock.kube("GET", f"{API}/{kind.PLURAL}")
-    return [codec.from_builtins(kind, item) for item in found["items"]]

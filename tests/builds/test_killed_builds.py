@@ -1,13 +1,17 @@
-"""Builds whose control plane or node is killed in a random step: each goes on, nothing leaks."""
+"""Builds whose control plane or node is killed in a random step, or while the node stores a layer
+or the memory: each goes on, nothing leaks.
+"""
 
 import asyncio
 import os
 import random
+import signal
 from collections.abc import Mapping
 from typing import Any
 
 import pytest
 
+from tests.builds.leftovers import nothing_is_left
 from tests.builds.real import SECONDS, Builder, run
 from tests.installation import Installation
 
@@ -19,6 +23,22 @@ pytestmark = [
 ]
 SEEDS = (1, 2)
 COUNT = 6
+SERVER = {
+    "startCommand": "exec python3 -m http.server 8000 --directory /home/user",
+    "readyCommand": "curl -sf localhost:8000",
+}
+STORING = """
+import os, signal
+from paddock.runtime.local.sandbox.checkpoint_records import CheckpointRecords
+
+async def write(self, *args, has_memory, real=CheckpointRecords.write, **more):
+    if has_memory is {has_memory}:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return await real(self, *args, has_memory=has_memory, **more)
+
+CheckpointRecords.write = write
+"""
+"""Kills a node that has stored the files of a layer, or its memory, too, before it is recorded."""
 
 
 @pytest.mark.parametrize("victim", ["control", "node"])
@@ -28,6 +48,7 @@ def test_a_build_goes_on_after_a_kill_and_leaves_nothing(victim: str) -> None:
             builder = Builder(paddock)
             for seed in SEEDS:
                 await one_kill(builder, victim, seed)
+            await nothing_is_left(builder)
 
     asyncio.run(scenario())
 
@@ -46,8 +67,7 @@ async def one_kill(builder: Builder, victim: str, seed: int) -> None:
     build = await builder.start(
         template,
         *steps,
-        startCommand="exec python3 -m http.server 8000 --directory /home/user",
-        readyCommand="curl -sf localhost:8000",
+        **SERVER,
     )
     step = random.Random(seed).randint(1, COUNT)
     await has_begun(builder, build, step)
@@ -58,7 +78,37 @@ async def one_kill(builder: Builder, victim: str, seed: int) -> None:
     status = await builder.end(build)
     assert status["phase"] == "Ready", (status, builder.messages(build))
     await builder.no_sandboxes()
-    box = await paddock.create(templateID=template, timeout=60)
-    lines = "".join(f"{number}\n" for number in range(COUNT))
-    assert await paddock.call(box, 8000, "/steps") == (200, lines.encode())
-    await paddock.api("DELETE", f"/sandboxes/{box.id}")
+    await serves(builder, template, COUNT)
+
+
+async def serves(builder: Builder, template: str, count: int) -> None:
+    """Check a sandbox of the template: each step has run once, and the server is running."""
+    box = await builder.paddock.create(templateID=template, timeout=60)
+    lines = "".join(f"{number}\n" for number in range(count))
+    assert await builder.paddock.call(box, 8000, "/steps") == (200, lines.encode())
+    await builder.paddock.api("DELETE", f"/sandboxes/{box.id}")
+
+
+def test_a_build_goes_on_after_its_node_is_killed_while_it_stores_and_leaves_nothing() -> None:
+    async def scenario() -> None:
+        async with Installation(pool_size=1) as paddock:
+            builder = Builder(paddock)
+            for has_memory in (False, True):
+                await one_kill_while_storing(builder, has_memory=has_memory)
+            await nothing_is_left(builder)
+
+    asyncio.run(scenario())
+
+
+async def one_kill_while_storing(builder: Builder, *, has_memory: bool) -> None:
+    """Let the node kill itself when it has stored a layer or the memory, and check the result."""
+    paddock, template = builder.paddock, f"storing-{'memory' if has_memory else 'layer'}"
+    paddock.kill("node")
+    await paddock.start_node(STORING.format(has_memory=has_memory))
+    steps = [run(f"echo {number} >> steps # {template}") for number in range(2)]
+    build = await builder.start(template, *steps, **SERVER)
+    assert await paddock.ended("node", SECONDS) == -signal.SIGKILL
+    await paddock.start_node()
+    status = await builder.end(build)
+    assert status["phase"] == "Ready", (status, builder.messages(build))
+    await serves(builder, template, 2)

@@ -14,9 +14,9 @@ from tests.newcomer.blocks import ROOT, blocks
 
 READS = """
 import sys
-from pip._internal.req.constructors import install_req_from_line
-found = install_req_from_line(sys.argv[1])
-print(found.link.file_path, *found.extras)
+from pip._internal.req.constructors import install_req_from_editable
+found = install_req_from_editable(sys.argv[1])
+print(found.link.file_path, found.editable, *found.extras)
 """
 """How pip reads its argument, without building or installing anything."""
 
@@ -28,13 +28,13 @@ def test_without_the_package_the_command_says_how_to_install_it(
     result = CliRunner().invoke(program, ["mcp"])
     assert result.exit_code == 1
     assert "the Python package mcp is not installed" in result.output
-    assert "paddock[mcp]" in result.output
+    assert "pip install -e '.[mcp]'" in result.output
 
 
 def test_the_command_of_the_guide_installs_the_package() -> None:
     command = next(block.text for block in blocks("docs/how-to/mcp.md") if block.skip is not None)
-    pip, install, argument = shlex.split(command)
-    assert (pip, install) == (".venv/bin/pip", "install")
+    *words, argument = shlex.split(command)
+    assert words == [".venv/bin/pip", "install", "-e"]
     done = subprocess.run(
         [sys.executable, "-c", READS, argument],
         cwd=ROOT,
@@ -43,7 +43,7 @@ def test_the_command_of_the_guide_installs_the_package() -> None:
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    assert done.stdout.split() == [str(ROOT), "mcp"]
+    assert done.stdout.split() == [str(ROOT), "True", "mcp"]
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"][
         "optional-dependencies"
     ]

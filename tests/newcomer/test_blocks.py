@@ -19,7 +19,7 @@ from tests.newcomer.blocks import (
 RUN = {"sh", "console", "python", "js", "yaml"}
 REASONS = re.compile(
     r"needs (systemd|a cluster|a company network|more machines|an outside registry|another start"
-    r"|a language model)\b|downloads a package\b"
+    r"|a language model)\b"
 )
 
 

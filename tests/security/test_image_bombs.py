@@ -107,6 +107,7 @@ def test_an_image_beyond_a_limit_is_refused_and_leaves_nothing(
     with pytest.raises(InvalidError, match=str(source)) as caught:
         store.add(source, "bomb")
     assert setting in str(caught.value.hint)
+    store.collect()
     assert not list((tmp_path / "images").glob("*/*"))
 
 

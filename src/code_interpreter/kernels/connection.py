@@ -23,7 +23,15 @@ _CHANNELS = ("shell", "iopub", "control", "stdin", "hb")
 class Connection:
     """Sockets to a kernel: requests, control, and what it publishes."""
 
-    def __init__(self, directory: Path, name: str, *, by_tcp: bool, loses_output: bool) -> None:
+    def __init__(
+        self,
+        context: zmq.asyncio.Context,
+        directory: Path,
+        name: str,
+        *,
+        by_tcp: bool,
+        loses_output: bool,
+    ) -> None:
         self.file = directory / f"{name}.json"
         self._base = directory / name
         self._by_tcp = by_tcp
@@ -32,7 +40,6 @@ class Connection:
         self._ports = _free_ports() if by_tcp else {c: n for n, c in enumerate(_CHANNELS, 1)}
         self.file.write_text(json.dumps(self._information(key)))
         self.file.chmod(0o600)
-        context = zmq.asyncio.Context.instance()
         self.shell = self._connect(context, "shell", zmq.DEALER)
         self._control = self._connect(context, "control", zmq.DEALER)
         # A kernel that cannot wait drops what it cannot send.
@@ -97,11 +104,6 @@ def _free_ports() -> dict[str, int]:
     for listener in listeners:
         listener.close()
     return dict(zip(_CHANNELS, ports, strict=True))
-
-
-def end() -> None:
-    """End the threads of all connections, and close the sockets that are still open."""
-    zmq.asyncio.Context.instance().destroy(linger=0)
 
 
 def prepare(directory: Path) -> None:

@@ -1,11 +1,14 @@
 """All contexts: default ones, one for each language, and those that callers create."""
 
 import asyncio
+import functools
 import itertools
 import os
 import uuid
 from collections.abc import Mapping
 from pathlib import Path
+
+import zmq.asyncio
 
 from code_interpreter.kernels import connection, process
 from code_interpreter.kernels.bash import BashKernel
@@ -36,6 +39,7 @@ class Contexts:
         self._defaults: dict[str, Context] = {}
         self._numbers = itertools.count(1)
         self._environment = _environment(settings)
+        self._sockets = zmq.asyncio.Context()
         self._is_closed = False
 
     async def start(self) -> None:
@@ -104,7 +108,8 @@ class Contexts:
         self._is_closed = True
         self._contexts.clear()
         await asyncio.gather(*(context.close() for context in contexts))
-        connection.end()
+        # With the threads of all connections.
+        self._sockets.destroy(linger=0)
 
     def _new(self, language: Language, cwd: str, *, is_warm: bool = False) -> Context:
         if self._is_closed:
@@ -124,8 +129,8 @@ class Contexts:
         return context
 
     def _new_kernel(self, language: Language, cwd: str, environment: Mapping[str, str]) -> Kernel:
-        kind = JupyterKernel if language.is_jupyter else BashKernel
-        return kind(
+        make = functools.partial(JupyterKernel, self._sockets)
+        return (make if language.is_jupyter else BashKernel)(
             f"{language.name}-{os.getpid()}-{next(self._numbers)}",
             language,
             runtime=self._settings.runtime,

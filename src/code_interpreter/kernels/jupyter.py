@@ -6,6 +6,8 @@ import signal
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 
+import zmq.asyncio
+
 from code_interpreter.kernels.connection import Connection
 from code_interpreter.kernels.event_queue import EventQueue, nothing
 from code_interpreter.kernels.events import Failure, KernelDiedError, KernelError
@@ -26,6 +28,7 @@ class JupyterKernel:
 
     def __init__(
         self,
+        sockets: zmq.asyncio.Context,
         name: str,
         language: Language,
         *,
@@ -34,6 +37,7 @@ class JupyterKernel:
         environment: Mapping[str, str],
         start_seconds: float,
     ) -> None:
+        self._sockets = sockets
         self._name = name
         self._language = language
         self._runtime = runtime
@@ -57,6 +61,7 @@ class JupyterKernel:
         """Start the process and return once it answers. `KernelError` if it does not."""
         language = self._language
         self._connection = Connection(
+            self._sockets,
             self._runtime,
             self._name,
             by_tcp=language.is_connected_by_tcp,

@@ -1,16 +1,18 @@
 """Kernels that are not started to their end leave no process behind."""
 
 import asyncio
+import functools
 import json
 import os
 import shutil
 import tempfile
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TypeVar
 
 import pytest
+import zmq.asyncio
 
 from code_interpreter.kernels.bash import BashKernel
 from code_interpreter.kernels.event_queue import EventQueue
@@ -30,6 +32,13 @@ def runtime() -> Iterator[Path]:
     shutil.rmtree(made)
 
 
+@pytest.fixture
+def sockets() -> Iterator[zmq.asyncio.Context]:
+    """What a kernel would connect with."""
+    with zmq.asyncio.Context() as made:
+        yield made
+
+
 def children() -> set[str]:
     pid = os.getpid()
     found: set[str] = set()
@@ -45,7 +54,7 @@ def language(command: str) -> Language:
 K = TypeVar("K", BashKernel, JupyterKernel)
 
 
-def kernel(runtime: Path, command: str, kind: type[K]) -> K:
+def kernel(runtime: Path, command: str, kind: Callable[..., K]) -> K:
     return kind(
         "k-1",
         language(command),
@@ -114,9 +123,9 @@ def frames(session: Session, kind: str, parent: str, content: object) -> list[by
     ids=["list", "count", "data", "nesting"],
 )
 async def test_a_message_that_cannot_be_handled_is_reported_and_the_next_one_is_read(
-    runtime: Path, content: object
+    runtime: Path, sockets: zmq.asyncio.Context, content: object
 ) -> None:
-    python = kernel(runtime, "true", JupyterKernel)
+    python = kernel(runtime, "true", functools.partial(JupyterKernel, sockets))
     queue, session = EventQueue(1 << 20), Session("")
     python._run = PendingRun("r1", queue)
     kind = "execute_input" if content == {"execution_count": "x"} else "display_data"

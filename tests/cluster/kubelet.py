@@ -293,7 +293,8 @@ class Kubelet:
         return places
 
     async def _remove_cgroup(self, pod_uid: str) -> None:
-        for place in self._cgroups.pop(pod_uid, ()):
+        # Forgotten at the end: whoever closes the node removes what a cancelled task has left.
+        for place in self._cgroups.get(pod_uid, ()):
             # Process 1 has ended; the kernel kills all others, which takes a moment.
             async with asyncio.timeout(PATIENCE_SECONDS):
                 while place.exists():
@@ -303,6 +304,7 @@ class Kubelet:
                     await asyncio.sleep(0.01)
             with contextlib.suppress(OSError):
                 place.parent.rmdir()
+        self._cgroups.pop(pod_uid, None)
 
     def _volumes(self, pod: PodManifest, main: dict[str, Any]) -> dict[str, str]:
         claims = {

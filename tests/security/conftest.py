@@ -5,16 +5,9 @@ import pytest
 from paddock.runtime.port import Instance
 from tests.runtime.conftest import _node, box, node
 from tests.security.battery.attacks import PRIVILEGES, STATES
-from tests.security.battery.results import Recorder
 from tests.security.battery.states import prepare
 
 __all__ = ["_node", "box", "node"]
-
-
-@pytest.fixture
-def recorder(request: pytest.FixtureRequest) -> Recorder:
-    """Writes the results of attacks to the file of `--battery-results`."""
-    return Recorder(request.config.getoption("--battery-results"))
 
 
 @pytest.fixture(params=STATES)

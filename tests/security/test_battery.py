@@ -2,8 +2,8 @@
 
 By default each attack on kernel memory that ends its sandbox runs in one kind of sandbox, and all
 other attacks in all of them. `--battery` runs every attack in all. With `--battery-results FILE`
-the results are appended to a file, from which `python -m tests.security.battery` writes the table
-of SECURITY.md. Those of `test_devices.py` belong to it.
+the results are appended to a file, from which `python -m tools.battery_table` writes the table of
+SECURITY.md.
 """
 
 import pytest
@@ -22,7 +22,7 @@ from tests.security.battery.attacks import (
     Attack,
 )
 from tests.security.battery.machine import KernelMemoryMeter
-from tests.security.battery.results import Result
+from tests.security.battery.results import Recorder, Result
 from tests.security.battery.states import prepare
 
 pytestmark = [pytest.mark.sandbox, pytest.mark.timeout(180)]
@@ -32,6 +32,11 @@ ALLOWED = uncharged.allowance(MEMORY)
 SECONDS = 10.0
 """After so long, an attack on kernel memory costs no more than what is allowed."""
 CELLS = [(privileges, state) for privileges in PRIVILEGES for state in STATES]
+
+
+@pytest.fixture
+def recorder(request: pytest.FixtureRequest) -> Recorder:
+    return Recorder(request.config.getoption("--battery-results"))
 
 
 @pytest.mark.parametrize("kind", KINDS)

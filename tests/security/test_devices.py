@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.runtime.local.inside import begin, run, succeeds
-from tests.security.battery.attacks import BETWEEN_KIND, DEVICE_CHANGES
+from tests.security.battery.attacks import DEVICE_CHANGES
 
 pytestmark = [pytest.mark.sandbox, pytest.mark.timeout(120)]
 
@@ -31,45 +31,40 @@ def _facts() -> list[os.stat_result]:
     return [Path("/dev", name).stat() for name in _NAMES]
 
 
-async def test_device_files_are_the_sandboxs_own(attacker, box, recorder, privileges, age):
-    with recorder.attempt(BETWEEN_KIND, "inodes", privileges, age):
-        other = await box()
-        inside = (await run(attacker, f"stat -c '%d:%i' {_PATHS}")).out.split()
-        elsewhere = (await run(other, f"stat -c '%d:%i' {_PATHS}")).out.split()
-        machine = [f"{one.st_dev}:{one.st_ino}" for one in _facts()]
-        assert len({*inside, *elsewhere, *machine}) == 3 * len(_NAMES)
+async def test_device_files_are_the_sandboxs_own(attacker, box):
+    other = await box()
+    inside = (await run(attacker, f"stat -c '%d:%i' {_PATHS}")).out.split()
+    elsewhere = (await run(other, f"stat -c '%d:%i' {_PATHS}")).out.split()
+    machine = [f"{one.st_dev}:{one.st_ino}" for one in _facts()]
+    assert len({*inside, *elsewhere, *machine}) == 3 * len(_NAMES)
 
 
-async def test_device_files_work_and_cannot_be_changed(attacker, recorder, privileges, age):
-    with recorder.attempt(BETWEEN_KIND, "changes", privileges, age):
-        works = (
-            "echo x > /dev/null && test $(head -c 9 /dev/zero | tr -d '\\0' | wc -c) = 0 && "
-            "! echo x 2>/dev/null > /dev/full && head -c 9 /dev/random | grep -qc . && "
-            "test $(stat -c %a /dev/null) = 666 && test -c /dev/tty"
-        )
-        assert await succeeds(attacker, works)
-        assert await succeeds(attacker, works, user="user")
-        before = _facts()
-        for attempt in DEVICE_CHANGES:
-            for name in ("null", "urandom"):
-                assert not await succeeds(attacker, f"{attempt} /dev/{name} 2>/dev/null"), attempt
-        await run(attacker, f"touch -a {_PATHS}; touch -m {_PATHS}")
-        assert [(one.st_mode, one.st_mtime_ns, one.st_ctime_ns) for one in _facts()] == [
-            (one.st_mode, one.st_mtime_ns, one.st_ctime_ns) for one in before
-        ]
+async def test_device_files_work_and_cannot_be_changed(attacker):
+    works = (
+        "echo x > /dev/null && test $(head -c 9 /dev/zero | tr -d '\\0' | wc -c) = 0 && "
+        "! echo x 2>/dev/null > /dev/full && head -c 9 /dev/random | grep -qc . && "
+        "test $(stat -c %a /dev/null) = 666 && test -c /dev/tty"
+    )
+    assert await succeeds(attacker, works)
+    assert await succeeds(attacker, works, user="user")
+    before = _facts()
+    for attempt in DEVICE_CHANGES:
+        for name in ("null", "urandom"):
+            assert not await succeeds(attacker, f"{attempt} /dev/{name} 2>/dev/null"), attempt
+    await run(attacker, f"touch -a {_PATHS}; touch -m {_PATHS}")
+    assert [(one.st_mode, one.st_mtime_ns, one.st_ctime_ns) for one in _facts()] == [
+        (one.st_mode, one.st_mtime_ns, one.st_ctime_ns) for one in before
+    ]
 
 
-async def test_locks_on_device_files_are_no_channel_between_sandboxes(
-    attacker, box, recorder, privileges, age
-):
-    with recorder.attempt(BETWEEN_KIND, "locks", privileges, age):
-        other = await box()
-        holder = "exec 9>/dev/null; flock -x 9 && touch /tmp/locked && exec sleep 60"
-        pid = await begin(other, holder)
-        await run(other, "until test -e /tmp/locked; do sleep 0.01; done")
-        assert not await succeeds(other, "flock -n -x /dev/null true")
-        assert await succeeds(attacker, "flock -n -x /dev/null true")
-        await run(other, f"kill {pid}")
+async def test_locks_on_device_files_are_no_channel_between_sandboxes(attacker, box):
+    other = await box()
+    holder = "exec 9>/dev/null; flock -x 9 && touch /tmp/locked && exec sleep 60"
+    pid = await begin(other, holder)
+    await run(other, "until test -e /tmp/locked; do sleep 0.01; done")
+    assert not await succeeds(other, "flock -n -x /dev/null true")
+    assert await succeeds(attacker, "flock -n -x /dev/null true")
+    await run(other, f"kill {pid}")
 
 
 @pytest.mark.parametrize("age", ["new", "woken"], indirect=True)

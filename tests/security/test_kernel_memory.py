@@ -1,4 +1,4 @@
-"""Kernel memory that no limit counts: what is limited. The rest is in the battery."""
+"""Kernel memory that no limit counts: what is refused or limited. The rest is in the battery."""
 
 import asyncio
 import base64
@@ -24,6 +24,33 @@ ALLOWED = uncharged.allowance(MEMORY)
 async def attack(instance: Instance, program: str) -> None:
     code = base64.b64encode((PRELUDE + program).encode()).decode()
     await begin(instance, f"echo {code} | base64 -d | exec python3 - > /tmp/output 2>&1")
+
+
+REFUSED = {
+    "asynchronous I/O": (
+        "context = ctypes.c_ulong(); libc.syscall(206, 16, ctypes.byref(context))",
+        "ENOSYS",
+    ),
+    "POSIX message queues": ("libc.mq_open(b'/q', 0x42, 0o600, None)", "ENOSYS"),
+    "packet filters": (
+        """
+allow = ctypes.create_string_buffer(struct.pack("HBBI", 0x06, 0, 0, 0xFFFFFFFF))
+head = struct.pack("HxxxxxxP", 1, ctypes.addressof(allow))
+one = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+libc.setsockopt(one.fileno(), socket.SOL_SOCKET, 26, head, len(head))
+""",
+        "ENOPROTOOPT",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+async def test_what_cannot_be_counted_is_refused(box, name):
+    instance = await box()
+    call, expected = REFUSED[name]
+    program = f"{PRELUDE}\n{call}\nprint(errno.errorcode[ctypes.get_errno()])"
+    code = base64.b64encode(program.encode()).decode()
+    assert (await run(instance, f"echo {code} | base64 -d | python3 -")).out == f"{expected}\n"
 
 
 UNREAD = {

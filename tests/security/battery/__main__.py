@@ -1,7 +1,6 @@
 """Writes the results of the battery of attacks into SECURITY.md.
 
-    pytest tests/security/test_battery.py tests/security/test_devices.py --battery \\
-        --battery-results /tmp/results.jsonl
+    pytest tests/security/test_battery.py --battery --battery-results /tmp/results.jsonl
     python -m tests.security.battery /tmp/results.jsonl --write SECURITY.md
 
 Without `--write`, the table is printed.

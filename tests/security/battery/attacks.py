@@ -9,13 +9,12 @@ import base64
 from msgspec import Struct
 
 from tests.runtime.local.inside import Outcome
-from tests.security.battery import escapes, facts, init, kernel_memory, networks, sockets
+from tests.security.battery import escapes, facts, kernel_memory, networks
 from tests.security.battery.kernel_memory import PRELUDE
 
 STATES = ("new", "woken", "copied", "forked")
 """What happened to the sandbox before: nothing, hibernation, creation from a snapshot, a fork."""
 PRIVILEGES = ("sudo", "locked")
-INIT = "init"
 _NOT_FOUND = 127
 _SET_ATTRIBUTE = (
     """/usr/bin/python3 -c 'import os, sys; os.setxattr(sys.argv[1], "user.x", b"y")'"""
@@ -69,16 +68,6 @@ ATTACKS = (
         for one in escapes.SOCKETS
     ),
     *(
-        Attack("sockets", name, python(sockets.script(name)), f"{expected}\n")
-        for name, (expected, _) in sockets.REFUSED.items()
-    ),
-    *(Attack(INIT, name, python(init.call_script(name)), "refused\n") for name in init.CALLS),
-    *(
-        Attack(INIT, f"/proc/1/{name}", f"{{ printf 5 > /proc/1/{name}; }} 2>/dev/null")
-        for name in init.FILES
-    ),
-    Attack(INIT, "signals", python(init.SIGNALS), "sent\n"),
-    *(
         Attack("device files", f"{change.split()[0]} {name}", f"{change} /dev/{name} 2>/dev/null")
         for change in DEVICE_CHANGES
         for name in ("null", "urandom")
@@ -107,12 +96,9 @@ BOUNDED = tuple(
     for name, (expected, program) in kernel_memory.WATCHED.items()
 )
 """`expected` is part of the reason with which the sandbox ends."""
-BETWEEN_KIND = "devices of other sandboxes"
-BETWEEN = ("inodes", "changes", "locks")
-"""Attacks in `test_devices.py`, which look at the machine or need a second sandbox."""
 
 
 def counts() -> dict[str, int]:
     """Return the number of attacks by class."""
     found = {kind: sum(one.kind == kind for one in ATTACKS) for kind in KINDS}
-    return {**found, BOUNDED_KIND: len(BOUNDED), BETWEEN_KIND: len(BETWEEN)}
+    return {**found, BOUNDED_KIND: len(BOUNDED)}

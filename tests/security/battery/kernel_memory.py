@@ -281,28 +281,6 @@ name = ctypes.create_string_buffer(b"x")
 check(libc.prctl(0x53564D41, 0, ctypes.c_void_p(0), ctypes.c_ulong(4096), name))
 """,
     ),
-    "asynchronous I/O": (
-        "ENOSYS",
-        """
-context = ctypes.c_ulong()
-check(libc.syscall(206, 16, ctypes.byref(context)))  # io_setup
-""",
-    ),
-    "POSIX message queues": (
-        "ENOSYS",
-        """
-check(libc.mq_open(b"/q", 0x42, 0o600, None))
-""",
-    ),
-    "packet filters": (
-        "ENOPROTOOPT",
-        """
-allow = ctypes.create_string_buffer(struct.pack("HBBI", 0x06, 0, 0, 0xFFFFFFFF))
-head = struct.pack("HxxxxxxP", 1, ctypes.addressof(allow))
-one = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
-check(libc.setsockopt(one.fileno(), socket.SOL_SOCKET, 26, head, len(head)))
-""",
-    ),
     "secret memory": (
         "ENOSYS",
         """

@@ -1,10 +1,9 @@
 """Results of a run of the battery: one line of JSON for each attack, and the table of them."""
 
-import contextlib
 import json
 import os
 from collections import Counter
-from collections.abc import Generator, Iterable
+from collections.abc import Iterable
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -49,16 +48,6 @@ class Recorder:
         # One write per line: several processes may append.
         with self._file.open("a") as file:
             file.write(json.dumps(line) + "\n")
-
-    @contextlib.contextmanager
-    def attempt(self, kind: str, name: str, privileges: str, state: str) -> Generator[None]:
-        """Write the result of an attack, which is held unless an assertion fails."""
-        is_held = False
-        try:
-            yield
-            is_held = True
-        finally:
-            self.record(Result(kind, name, privileges, state, is_held))
 
 
 def read(file: Path) -> tuple[Result, ...]:

@@ -390,16 +390,16 @@ class Installation:
 
 
 def _output(data: bytes) -> str:
-    text, has_ended = b"", False
-    while data:
-        size = int.from_bytes(data[1:5], "big")
-        message, data = msgspec.json.decode(data[5 : 5 + size]), data[5 + size :]
+    text, has_ended, start = bytearray(), False, 0
+    while start < len(data):
+        end = start + 5 + int.from_bytes(data[start + 1 : start + 5], "big")
+        message, start = msgspec.json.decode(data[start + 5 : end]), end
         event = message.get("event", {})
         text += base64.b64decode(event.get("data", {}).get("stdout", ""))
         has_ended = has_ended or "end" in event
         error = message.get("error")
         assert not error, error
-    assert has_ended, f"the stream ended before the command: {text[-200:]!r}"
+    assert has_ended, f"the stream ended before the command: {bytes(text[-200:])!r}"
     return text.decode()
 
 
